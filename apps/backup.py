@@ -17,7 +17,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,7 @@ from ..storage.errors import Damaged, Locked, StorageError
 from ..storage.files import Files
 from ..storage.log.log_format import BACKUP_NAME, CHUNK_SUFFIX, LOCK_NAME
 from ..transport.client.blocking.client import Admin
-from ..transport.client.core.administration import manage
+from ..transport.client.core.asking import ask_admin
 from ..transport.errors import (
     E_BAD_ARGUMENT,
     E_CHECKSUM,
@@ -45,6 +45,12 @@ from ..transport.errors import (
     UsageError,
     ZsqError,
     from_wire,
+)
+from ..transport.wire.admin_requests import (
+    AdminRequest,
+    BackUpLogRequest,
+    BackUpStateRequest,
+    EndBackupRequest,
 )
 
 AUDIT: Final = "audit.log"
@@ -75,14 +81,19 @@ class CopyPace:
                 time.sleep(wait)
 
 
+_REQUESTS: Final[Mapping[str, Callable[..., AdminRequest[Any]]]] = {
+    "state": BackUpStateRequest,
+    "log": BackUpLogRequest,
+    "end": EndBackupRequest,
+}
+
+
 class _Storages(Admin):
     """Sends backup requests to the storage of each topic."""
 
     def part(self, topic: str, do: str, name: str) -> dict[str, Any]:
-        part: dict[str, Any] = self._carry_out(
-            manage("backup", topic, None, {"do": do, "id": name}, repeatable=False)
-        )
-        return part
+        answer: dict[str, Any] = self._carry_out(ask_admin(_REQUESTS[do](topic, id=name)))
+        return answer
 
 
 @dataclass(slots=True)

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple, cast
 
 from ...storage.state.channel_row import ChannelRow
-from ...transport.client.core.asking import END
 from ...transport.errors import (
     E_BAD_ARGUMENT,
     E_CLOSED,
@@ -27,6 +26,7 @@ from ...transport.errors import (
 from ...transport.names import is_ephemeral
 from ...transport.settings import ATTEMPTS_MAX, ChannelOptions, NewChannelSettings
 from ...transport.wire import protocol as p
+from ...transport.wire.admin_requests import END
 from ..primitives.ranges import Span, ranges_of
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.link_ends import LinkEnds

@@ -12,9 +12,11 @@ from dataclasses import replace
 from typing import Final
 
 from ...transport.client.asyncio.aio import Admin, Producer
-from ...transport.client.core.asking import Question, Reply
+from ...transport.client.core.asking import Question, Reply, ask_admin
+from ...transport.wire.actions import Action
+from ...transport.wire.admin_requests import SetLookupdsRequest
 from ...transport.wire.protocol import Manage, Wire
-from ..security.policy import Action, Principal
+from ..security.policy import Principal
 
 NOBODY: Final[Mapping[str, str]] = {}
 ACTING: Final[ContextVar[Mapping[str, str]]] = ContextVar("acting", default=NOBODY)
@@ -42,8 +44,7 @@ class ActingAdmin(Admin):
 
     async def set_lookupds(self, addresses: Sequence[str]) -> None:
         """Let the broker register with the nsqlookupds at these addresses, until it ends."""
-        options = {"addresses": tuple(addresses)}
-        await self._ask(Question(lambda number: Manage(number, "lookupds", "", "", options)))
+        await self._carry_out(ask_admin(SetLookupdsRequest(addresses=tuple(addresses))))
 
 
 class ActingProducer(Producer):

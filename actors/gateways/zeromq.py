@@ -44,6 +44,7 @@ from ...transport.errors import (
 )
 from ...transport.names import part_of
 from ...transport.wire import protocol as p
+from ...transport.wire.actions import Action
 from ...transport.wire.address import read_run_id
 from ...transport.wire.codec import decode, encode
 from ...transport.wire.sockets import bytes_moved, descriptor_of
@@ -649,7 +650,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 self._attach(client, message, key, self.given.supervisor, {})
                 return
             channel = message.channel if message.kind == "channel" else ""
-            create = message.create and principal.may(policy.Action.CREATE, message.topic, channel)
+            create = message.create and principal.may(Action.CREATE, message.topic, channel)
             by = self._by(key, control) | {"create": policy.first_use(principal, message.topic)}
             lookup = p.Lookup(
                 0, message.topic, channel, create, message.settings, by, message.is_back

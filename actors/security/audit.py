@@ -39,8 +39,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
-from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.wire import protocol as p
+from ...transport.wire.admin_codec import row_of
 from ...transport.wire.codec import pack_value
 
 log = logging.getLogger("zsq")
@@ -300,23 +300,8 @@ def _tail(path: Path) -> list[dict[str, object]]:
     return rows
 
 
-LOOKING: Final = frozenset(
-    {"list", "chunks", "ended", "peek", "overview", "audit", "cluster", "history"}
-)
-# These parts of actions only read, or they come after a part that is logged.
-PARTS: Final = frozenset(
-    {
-        ("delayed", "list"),
-        ("delayed", "count"),
-        ("backup", "log"),
-        ("backup", "end"),
-        ("schedule", "list"),
-        ("skip", "preview"),
-    }
-)
 FIRST_USE: Final = "first use"  # an action in addition to those of Manage
 FOLDED: Final = "folded"  # the action of a line with counts of orders
-COUNT: Final = 100  # default number of entries in an answer
 OPEN_MAX: Final = 10_000  # orders without an answer; beyond it the oldest are logged as unanswered
 # The size of the options of an order that is not answered yet. Longer options are cut.
 OPTIONS_BYTES: Final = 2 * 1024
@@ -332,20 +317,10 @@ _OTHERS: Final = "others"
 _LINE_BYTES: Final = 60  # the part of a line with its time and its action
 
 
-def count_of(options: Mapping[str, object]) -> int:
-    """Return how many entries a Manage `audit` asks for.
-
-    Raises `UsageError` (E_BAD_ARGUMENT) if that is invalid.
-    """
-    count = options.get("count", COUNT)
-    if type(count) is not int or not 1 <= count <= REMEMBERED:
-        raise UsageError(E_BAD_ARGUMENT, f"count must be 1 to {REMEMBERED}, not {repr(count)[:40]}")
-    return count
-
-
 def looks_only(message: p.Manage) -> bool:
-    part = message.options.get("do")  # may be of any type
-    return message.action in LOOKING or (isinstance(part, str) and (message.action, part) in PARTS)
+    """Return True if the request changes nothing. A request that is not valid may be any."""
+    row = row_of(message)
+    return row is not None and not row.is_audited
 
 
 class Allowances:

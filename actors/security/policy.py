@@ -1,13 +1,12 @@
 """Access control: decides whether a principal may do an action on a topic and a channel. Pure.
 
 A gateway authenticates each client, which gives a `Principal`. The tables below say which action a
-request needs. They have one row for each kind of link (`LINKS`), order (`ORDERS`), permission of an
-NSQ client (`COMMANDS`) and HTTP path (`PATHS`). `RULES` has one row for each action: what it needs
-in the access file, what it needs from an auth server, and the text of its refusal.
+request needs. They have one row for each kind of link (`LINKS`), permission of an NSQ client
+(`COMMANDS`) and HTTP path (`PATHS`). The table of administrative requests
+(`transport/wire/admin_requests.py`) has the action of each. `RULES` has one row for each action:
+what it needs in the access file, what it needs from an auth server, and the text of its refusal.
 
-An order without a row needs `admin` of `*`. So a new kind of order is closed to all other users
-until a developer adds its row. The permission to change a topic does not include reading its
-messages.
+The permission to change a topic does not include reading its messages.
 
 A publish creates the topic on first use, and a subscription creates the topic and the channel, as
 far as `create` permits. `dead_letter_topic` and redrive copy bodies from one topic to another, so
@@ -30,43 +29,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from ...transport.errors import E_FORBIDDEN, Refused
 from ...transport.names import base_of
 from ...transport.nsq.permissions import PUBLISH, SUBSCRIBE, AuthState
 from ...transport.wire import protocol as p
+from ...transport.wire.actions import Action
+from ...transport.wire.admin_codec import name_of, request_of
+from ...transport.wire.admin_requests import (
+    REQUESTS,
+    ROW_OF,
+    AdminRequest,
+    ConfigureChannelRequest,
+    CreateChannelRequest,
+    RedriveRequest,
+)
 
 if TYPE_CHECKING:
     from .access import Access, User
 
 REDRIVE: Final = "redrive"  # the name of the order, and of the channel that reads the dead letters
 DEAD_LETTER_TOPIC: Final = "dead_letter_topic"
-# Orders after which the broker publishes for the user.
-SCHEDULE_PUBLISHES: Final = ("schedule add", "schedule set", "schedule run")
-ALARM: Final = "alarm"
-# Orders whose option `do` says what is done.
-_WITH_PARTS: Final = ("delayed", "schedule", "skip", ALARM)
-
-
-class Action(Enum):
-    """An action of a principal. `RULES` says which permission it needs."""
-
-    OPEN = "open"
-    KNOWN = "known"
-    SEE = "view"
-    SEE_SOME = "view of some topic"
-    SEE_ALL = "view of *"
-    PUBLISH = "publish"
-    CONSUME = "subscribe"
-    READ = "read"
-    REDRIVE = "subscribe of its channel redrive"
-    CREATE = "create"
-    MANAGE_TOPIC = "admin of the topic"
-    MANAGE_CHANNEL = "admin of the channel's topic"
-    CONFIGURE = "config"
-    ADMINISTER = "admin of *"
 
 
 class Rule(NamedTuple):
@@ -261,45 +245,6 @@ LINKS: Final[Mapping[str, Action]] = {
     "reader": Action.READ,
     "channel": Action.CONSUME,
 }
-ORDERS: Final[Mapping[str, Action]] = {
-    "list": Action.SEE_SOME,
-    "overview": Action.SEE_SOME,
-    "cluster": Action.SEE_SOME,
-    "chunks": Action.SEE,
-    "history": Action.SEE,
-    "ended": Action.SEE,
-    "delayed count": Action.SEE,
-    "peek": Action.CONSUME,  # peek and the list show bodies, or which messages exist
-    "skip preview": Action.CONSUME,
-    "delayed list": Action.READ,
-    "schedule list": Action.SEE_SOME,
-    REDRIVE: Action.REDRIVE,  # it also needs PUBLISH on the target
-    **dict.fromkeys(
-        (
-            "create",
-            "delete",
-            "pause",
-            "unpause",
-            "empty",
-            "configure",
-            "close",
-            "open",
-            "seek",
-            "delayed cancel",
-            "skip messages",
-            *SCHEDULE_PUBLISHES,  # these also need PUBLISH
-            "disconnect",
-            "alarm ack",  # without a topic, these need ADMINISTER
-            "alarm unack",
-            "schedule remove",
-            "schedule pause",
-            "schedule resume",
-            "add_parts",
-            "move",
-        ),
-        Action.MANAGE_TOPIC,
-    ),
-}
 
 
 def check_open(principal: Principal, link: p.Open) -> None:
@@ -316,19 +261,21 @@ def check_open(principal: Principal, link: p.Open) -> None:
 
 
 def check_message(principal: Principal, message: p.Wire) -> None:
-    """Check a message on a link to the supervisor."""
+    """Check a message on a link to the supervisor.
+
+    Raises `UsageError` for an administrative request that is not valid.
+    """
     if isinstance(message, p.Manage):
-        _check_order(principal, message.action, message.topic, message.channel, message.options)
+        _check_request(principal, request_of(message))
     elif isinstance(message, p.Stats):
         principal.require(Action.SEE if message.topic else Action.SEE_SOME, message.topic)
+    elif isinstance(message, p.Lookup) and message.create:
+        topic, channel = message.topic, message.channel
+        principal.require(Action.MANAGE_TOPIC, topic, channel, f"create topic {topic!r}")
+        if channel:
+            check_dead_letters(principal, topic, channel, message.settings)
     elif isinstance(message, p.Lookup):
-        _check_order(
-            principal,
-            "create" if message.create else "chunks",
-            message.topic,
-            message.channel,
-            message.settings,
-        )
+        principal.require(Action.SEE, message.topic, message.channel)
     elif not isinstance(message, p.Beat | p.Bye):
         raise _refused(principal, f"send {type(message).__name__} on this link", NOT_GRANTED)
 
@@ -338,46 +285,38 @@ LOOKUP: Final = "lookup"
 
 
 def kind_of(message: p.Wire) -> str:
-    """Return the kind of a request to the supervisor: its row in `ORDERS`, or that of Stats."""
+    """Return the kind of a request to the supervisor: its name in `REQUESTS`, or that of Stats."""
     if isinstance(message, p.Manage):
-        return _exact(message.action, message.options)
+        return name_of(message)
     return STATS if isinstance(message, p.Stats) else LOOKUP
 
 
-def _exact(order: str, options: Mapping[str, object]) -> str:
-    return f"{order} {options.get('do')}" if order in _WITH_PARTS else order
-
-
-def _check_order(
-    principal: Principal, order: str, topic: str, channel: str, options: Mapping[str, object]
-) -> None:
-    exact = _exact(order, options)
-    action = ORDERS.get(exact, Action.ADMINISTER)
-    if order == ALARM:
-        action = alarm_action(topic)
-    what = {Action.SEE: "", Action.SEE_SOME: "", Action.ADMINISTER: exact[:40]}.get(
-        action, f"{exact} topic {topic!r}"
+def _check_request(principal: Principal, request: AdminRequest[Any]) -> None:
+    row, topic, channel = ROW_OF[type(request)], request.topic, request.channel
+    action = row.action
+    if action is Action.MANAGE_TOPIC:
+        action = admin_action(topic)
+    what = {Action.SEE: "", Action.SEE_SOME: "", Action.ADMINISTER: row.name}.get(
+        action, f"{row.name} topic {topic!r}"
     )
     principal.require(action, topic, channel, what)
-    if exact in SCHEDULE_PUBLISHES:
-        _check_target(principal, topic)
-    if action is Action.REDRIVE:
-        _check_target(principal, options.get("to"))
-        if options.get("channel"):
-            check_address(principal, str(options.get("to")))
-    if channel and order in ("create", "configure"):
-        check_dead_letters(principal, topic, channel, options)
+    if request.target is not None:
+        _check_target(principal, request.target)
+    if isinstance(request, RedriveRequest) and request.to_channel:
+        check_address(principal, request.to)
+    if isinstance(request, CreateChannelRequest | ConfigureChannelRequest):
+        check_dead_letters(principal, topic, channel, request.settings)
 
 
-def alarm_action(topic: str) -> Action:
-    """Return the action that silences alarms of a topic, or of the broker."""
+def admin_action(topic: str) -> Action:
+    """Return the action that changes a topic, or the broker if `topic` is ""."""
     return Action.MANAGE_TOPIC if topic else Action.ADMINISTER
 
 
 def _check_target(
     principal: Principal, topic: object, what: str = "", needs: str = "publish"
 ) -> None:
-    """Check the topic that bodies are copied to. `topic` may be of any type."""
+    """Check the topic to which bodies are copied. `topic` may be of any type."""
     if not (isinstance(topic, str) and principal.may(Action.PUBLISH, topic)):
         raise forbidden(principal, what or f"publish to topic {topic!r:.70}", needs)
 
@@ -510,6 +449,11 @@ def actions_of(method: str, path: str) -> Actions:
 
 # Filtering of answers
 
+# The kinds of requests whose permission is that of one topic.
+_ABOUT_ONE: Final = {
+    LOOKUP,
+    *(row.name for row in REQUESTS if row.action not in (Action.SEE_SOME, Action.ADMINISTER)),
+}
 _Answer = TypeVar("_Answer", bound=Mapping[str, object])
 UNWELL: Final = "a topic has a problem; only users who may view the topic see which one"
 # The fields of processes that totals need.
@@ -527,8 +471,7 @@ def visible(data: _Answer, principal: Principal, kind: str) -> _Answer:
         return data
     if kind in FILTERS:
         return cast("_Answer", FILTERS[kind](data, principal))
-    about_one = kind == LOOKUP or ORDERS.get(kind, Action.SEE_SOME) is not Action.SEE_SOME
-    return data if about_one else cast("_Answer", {})
+    return data if kind in _ABOUT_ONE else cast("_Answer", {})
 
 
 def _schedules(data: Mapping[str, Any], principal: Principal) -> Mapping[str, Any]:

@@ -19,18 +19,15 @@ Delayed messages that were accepted before still become due, because they were a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ...transport.wire.admin_requests import CloseRequest, OpenRequest
 
 OPEN: Final = ""
 DRAINING: Final = "publishers"
 CLOSED: Final = "consumers"
 # The values in the registry's row and in statistics. "consumers" means closed to both sides.
 STATES: Final = (OPEN, DRAINING, CLOSED)
-ACTIONS: Final = ("close", "open")
-SIDES: Final = ("publishers", "consumers")
 
 TRANSITIONS: Final[dict[str, dict[tuple[str, str], str]]] = {
     OPEN: {
@@ -59,27 +56,10 @@ TO_PUBLISHERS: Final = (
 TO_CONSUMERS: Final = "the topic is closed to consumers; open it again (zsq topic open --consumers)"
 
 
-def after(state: str, action: str, options: Mapping[str, object]) -> str:
-    """Return the state after Manage `close` or `open`; its option `to` is "publishers" by default.
-
-    Raises `UsageError` (E_BAD_ARGUMENT).
-    """
-    to = options.get("to", "publishers")
-    if not isinstance(to, str) or to not in SIDES:
-        raise UsageError(
-            E_BAD_ARGUMENT,
-            f"option `to` of {action} must be {' or '.join(SIDES)}, not {repr(to)[:40]}",
-        )
-    unknown = options.keys() - {"to"}
-    if unknown:
-        raise UsageError(
-            E_BAD_ARGUMENT,
-            (
-                f"{action} has no option {', '.join(sorted(map(str, unknown)))[:80]}; its only "
-                "option is `to`"
-            ),
-        )
-    return TRANSITIONS[state][action, to]
+def after(state: str, request: CloseRequest | OpenRequest) -> str:
+    """Return the state of a topic after the request."""
+    action = "close" if isinstance(request, CloseRequest) else "open"
+    return TRANSITIONS[state][action, request.to]
 
 
 def to_publishers(state: str) -> bool:

@@ -82,7 +82,7 @@ def check_schedule_name(name: object) -> str:
 
 def asked_schedule(asked: Mapping[str, object], uuid: str, since: int) -> Schedule:
     """Return the schedule of a request. Raises `UsageError` if an option is wrong."""
-    known = {"do", "name", "cron", "body", "timezone", "missed", "key", "tag", "headers"}
+    known = {"name", "cron", "body", "timezone", "missed", "key", "tag", "headers"}
     if unknown := asked.keys() - known:
         raise _wrong(f"a schedule has no option {', '.join(sorted(map(str, unknown)))[:80]}")
     body, key = asked.get("body"), asked.get("key")
@@ -110,9 +110,7 @@ def changed_schedule(before: Schedule, asked: Mapping[str, object], since: int) 
 
     The key stays: it decides to which part of a topic the schedule belongs.
     """
-    changes = {name: value for name, value in asked.items() if name not in ("do", "name")}
-    if "key" in changes:
-        raise _wrong("the key of a schedule cannot change: remove the schedule, and add another")
+    changes = {name: value for name, value in asked.items() if name != "name"}
     if not changes:
         raise _wrong("give at least one change: cron, timezone, missed, body, tag, headers")
     now = {name: getattr(before, name) for name in _CHANGEABLE}

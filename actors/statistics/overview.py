@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.wire import answers
+from ...transport.wire.admin_requests import OverviewRequest
 from .broker_view import (
     BrokerView,
     DiskView,
@@ -84,22 +84,9 @@ class Overview:
         self._whole = self._version  # the version since which the topics and channels are the same
         self._refreshed_ns = 0
 
-    def answer(self, asked: Mapping[str, object]) -> answers.OverviewAnswer:
-        """Return an overview.
-
-        `since` is the version that the client has. `processes` adds the rows of the processes and
-        of some sections, and `alarms` those of the alarms.
-        """
-        since = asked.get("since", 0)
-        unknown = asked.keys() - {"since", "processes", "alarms"}
-        if type(since) is not int or unknown:
-            wrong = (
-                f"has no option {', '.join(sorted(map(str, unknown)))[:80]}"
-                if unknown
-                else f"has since={repr(since)[:40]}"
-            )
-            options = "known: since (the version of the last overview, a number), processes, alarms"
-            raise UsageError(E_BAD_ARGUMENT, f"overview {wrong}; {options}")
+    def answer(self, request: OverviewRequest) -> answers.OverviewAnswer:
+        """Return an overview. `since` is the version that the client has."""
+        since = request.since
         self._refresh(time.monotonic_ns())
         whole = not self._whole <= since <= self._version
         topics: dict[str, tuple[Row, dict[str, Row]]] = {}
@@ -119,14 +106,14 @@ class Overview:
         }
         if whole:
             found["topic_fields"], found["channel_fields"] = TOPIC_FIELDS, CHANNEL_FIELDS
-        if asked.get("processes"):
+        if request.processes:
             # The rows have no memory sizes. To read the sizes of a thousand processes would take as
             # long as everything else here.
             found["processes"] = [
                 {"state": "up", **row} for row in process_rows(self._view, memory=False)
             ]
             found.update(cast("Any", self._sections()))
-        if asked.get("alarms"):
+        if request.alarms:
             alarms = self._view.alarms
             found["alarms"] = {
                 "now": alarms.rows(),

@@ -23,7 +23,7 @@ from ...storage.files import Files
 from ...transport.errors import E_BAD_ARGUMENT, E_NOT_FOUND, NotFound, UsageError
 from ...transport.names import check_name
 from ...transport.reports import AlarmEvent, AlarmReceiver, RaisedAlarm
-from ...transport.wire import protocol as p
+from ...transport.wire.admin_requests import EndSilenceRequest, SilenceAlarmRequest
 from ...transport.wire.protocol import Alarm
 from ..alarms.backlog import (
     AGE,
@@ -189,33 +189,24 @@ class AlarmWatch:
         if self._silences.pass_by(places, wall_ns, settled=settled):
             self._store_silences()
 
-    def manage(self, message: p.Manage) -> dict[str, object]:
-        """Silence alarms, or end that. Return the answer. Raises `ZsqError` if it is refused."""
-        asked = message.options
-        do, figure, seconds = asked.get("do"), asked.get("figure", ""), asked.get("seconds", 0)
-        if do not in ("ack", "unack") or not isinstance(figure, str):
-            raise UsageError(
-                E_BAD_ARGUMENT, f"option `do` of alarm must be ack or unack, not {do!r:.40}"
-            )
-        if figure and figure not in FIGURES:
-            text = f"figure must be one of {', '.join(FIGURES)}, not {figure!r:.40}"
-            raise UsageError(E_BAD_ARGUMENT, text)
-        for name, what in ((message.topic, "topic"), (message.channel, "channel")):
-            if name:
-                check_name(name, what)
-        place = AlarmSubject(message.topic, message.channel, figure)
-        if do == "unack":
-            gone = self._silences.end(place)
-            if not gone:
-                raise NotFound(E_NOT_FOUND, f"no alarm of {_said(place)} is silenced")
-            self._store_silences()
-            return {"count": len(gone)}
-        if type(seconds) not in (int, float) or not 0 <= seconds <= SILENCE_S_MAX:
+    def end_silence(self, request: EndSilenceRequest) -> dict[str, object]:
+        """Answer the request. Raises `ZsqError` if it is refused, as `silence` does."""
+        subject = _subject(request)
+        gone = self._silences.end(subject)
+        if not gone:
+            raise NotFound(E_NOT_FOUND, f"no alarm of {_said(subject)} is silenced")
+        self._store_silences()
+        return {"count": len(gone)}
+
+    def silence(self, request: SilenceAlarmRequest) -> dict[str, object]:
+        """Silence alarms until they are cleared, or for some time. Return the answer."""
+        place, seconds = _subject(request), request.seconds
+        if not 0 <= seconds <= SILENCE_S_MAX:
             text = (
                 f"seconds must be 0 (until it is cleared) to {SILENCE_S_MAX}, not {seconds!r:.40}"
             )
             raise UsageError(E_BAD_ARGUMENT, text)
-        now_ns, by = time.time_ns(), message.by
+        now_ns, by = time.time_ns(), request.by
         who = by.get("user") or by.get("from") or LOCAL
         until_ns = now_ns + int(seconds * 1e9) if seconds else 0
         one = Silence(place, who, now_ns, until_ns)
@@ -355,6 +346,18 @@ class AlarmWatch:
 
 def _place(row: RaisedAlarm) -> tuple[str, str, str]:
     return row["topic"], row["channel"], row["figure"]
+
+
+def _subject(request: SilenceAlarmRequest | EndSilenceRequest) -> AlarmSubject:
+    """Return which alarms a request is about, after a check of the names."""
+    topic, channel, figure = request.topic, request.channel, request.figure
+    if figure and figure not in FIGURES:
+        text = f"figure must be one of {', '.join(FIGURES)}, not {figure!r:.40}"
+        raise UsageError(E_BAD_ARGUMENT, text)
+    for name, what in ((topic, "topic"), (channel, "channel")):
+        if name:
+            check_name(name, what)
+    return AlarmSubject(topic, channel, figure)
 
 
 def _said(place: AlarmSubject) -> str:

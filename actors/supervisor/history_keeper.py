@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
-from ...transport.wire import protocol as p
+from ...transport.wire.admin_requests import HistoryRequest
 from ..statistics.broker_view import REPORTED, BrokerView
 from ..statistics.history_file import SPANS, HistoryFile, Track, history_rows
 from ..statistics.overview import Overview
@@ -46,21 +46,16 @@ class HistoryKeeper:
             return True
         return group.state in REPORTED and bool(channel) and channel not in group.channels
 
-    def answer(self, message: p.Manage) -> dict[str, object]:
+    def answer(self, request: HistoryRequest) -> dict[str, object]:
         """Return the figures over a day or 30 days. What is not known is None."""
-        span, points = message.options.get("span"), message.options.get("points", POINTS_MAX)
-        if (
-            type(span) is not str
-            or span not in SPANS
-            or type(points) is not int
-            or not 1 <= points <= POINTS_MAX
-        ):
+        span, points = request.span, request.points
+        if span not in SPANS or not 1 <= points <= POINTS_MAX:
             text = f"history needs span ({', '.join(SPANS)}) and points (1 to {POINTS_MAX})"
-            raise UsageError(E_BAD_ARGUMENT, f"{text}, not {repr(message.options)[:80]}")
+            raise UsageError(E_BAD_ARGUMENT, f"{text}, not {span!r:.40} and {points}")
         now_s = int(time.time())
-        track = message.topic, message.channel
-        step_s, found = self._file.series(track, str(span), now_s, points)
-        end_s = now_s - now_s % SPANS[str(span)].step_s
+        track = request.topic, request.channel
+        step_s, found = self._file.series(track, span, now_s, points)
+        end_s = now_s - now_s % SPANS[span].step_s
         series = {
             name: tuple(None if math.isnan(one) else one for one in values)
             for name, values in found.items()

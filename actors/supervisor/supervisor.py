@@ -21,10 +21,18 @@ from typing import Any, Final
 
 import zmq
 
-from ...transport.client.core.asking import END
 from ...transport.errors import E_BUCKET, E_NOT_FOUND, Refused
 from ...transport.memory import release_memory
 from ...transport.wire import protocol as p
+from ...transport.wire.admin_requests import (
+    END,
+    EndSilenceRequest,
+    HandoverRequest,
+    HistoryRequest,
+    SetLookupdsRequest,
+    SilenceAlarmRequest,
+)
+from ...transport.wire.answers import Nothing
 from ...transport.wire.sockets import make_context
 from ..runtime import logs
 from ..runtime.child import Failure, Phase
@@ -43,8 +51,8 @@ from . import run_directory as rundir
 from .actor_table import ACTORS
 from .alarm_watch import AlarmWatch
 from .commands import deletion
-from .commands.management import ALARM, HISTORY, Commands
-from .commands.requests import Orders, Requests
+from .commands.management import Commands
+from .commands.requests import Handlers, Orders, Requests, answered_by
 from .commands.schedules import Schedules
 from .disk_watch import DiskWatch
 from .handover import Handover
@@ -136,10 +144,16 @@ class Supervisor:
             lambda: SCHEDULER in self.singles.given_up,
         )
         self.history = HistoryKeeper(view, serve_options.data_dir.absolute())
-        self.commands = Commands(
-            self.requests, view, self.hand_over, self.schedules.manage, self.singles.set_lookupds,
-            {ALARM: self.alarms.manage, HISTORY: self.history.answer},
-        )  # fmt: skip
+        answered = partial(answered_by, self.requests)
+        handlers: Handlers = {
+            **self.schedules.handlers(),
+            SilenceAlarmRequest: answered(self.alarms.silence),
+            EndSilenceRequest: answered(self.alarms.end_silence),
+            HistoryRequest: answered(self.history.answer),
+            HandoverRequest: answered(self._hand_over),
+            SetLookupdsRequest: self._set_lookupds,
+        }
+        self.commands = Commands(self.requests, view, handlers)
         self.service = ServiceManager(os.environ)
 
     def _troubles(self) -> str:
@@ -499,7 +513,11 @@ class Supervisor:
         for group in self.state.groups.values():
             group.stop(lambda: None)
 
-    def hand_over(self) -> None:
+    def _set_lookupds(self, request: SetLookupdsRequest) -> None:
+        relay = partial(self.requests.relay, request.request)
+        self.singles.set_lookupds(request.addresses, relay)
+
+    def _hand_over(self, request: HandoverRequest) -> Nothing:
         """Stop, so that a standby takes over at once. Raises `Refused` if there is none."""
         archives = self.singles.of_kind("archive")
         if not any(child.stats.get("shipping") == "open" for child in archives):
@@ -512,6 +530,7 @@ class Supervisor:
                 "standby, and wait until `zsq stats` shows it (20 s)",
             )
         self._hand_over_next = True
+        return {}
 
     def _stop_last(self) -> None:
         """Stop the archive actor when nothing else runs: topics ship their last changes while they

@@ -31,10 +31,9 @@ from ...actors.channel.core import consumer_of
 from ...actors.channel.lease import OutgoingDelivery
 from ...actors.settings import channel_settings, closing
 from ...actors.settings.options import ServeOptions
-from ...actors.supervisor.commands.topic_settings import checked, retention_of
+from ...actors.supervisor.commands.topic_settings import checked
 from ...storage.delayed.delayed_format import DelayedKey, parse_key
 from ...transport.block.block import Block
-from ...transport.client.core.asking import END
 from ...transport.errors import (
     E_BAD_ARGUMENT,
     E_CLOSED,
@@ -50,7 +49,10 @@ from ...transport.errors import (
 )
 from ...transport.names import check_name, is_ephemeral, part_of
 from ...transport.system import Waker
+from ...transport.wire import admin_requests as r
 from ...transport.wire import protocol as p
+from ...transport.wire.admin_codec import request_of
+from ...transport.wire.admin_requests import END
 from ...transport.wire.codec import frames_blocks
 from ...transport.wire.sockets import open_frames, recv_frames, send_word
 from .clients import WithClients
@@ -473,41 +475,38 @@ class MemoryBroker(WithClients):
     # Orders of Admin
 
     def _manage(self, message: p.Manage) -> dict[str, Any]:
-        if message.action == "list":
-            return {
-                "topics": {
-                    name: tuple(memory_topic.channels)
-                    for name, memory_topic in self._topics.items()
-                }
-            }
-        order = self._ORDERS.get((message.action, bool(message.channel)))
-        if order is None:
-            request = f"{message.action} of {'channels' if message.channel else 'topics'}"
-            _unsupported(f"the request {request!r}")
-        return order(self, message)
+        request = request_of(message)
+        handler = self._HANDLERS.get(type(request))
+        if handler is None:
+            _unsupported(f"the request {message.action!r}")
+        return handler(self, request)
 
-    def _create_topic(self, message: p.Manage) -> dict[str, Any]:
-        if message.options.get("parts"):
+    def _list_topics(self, request: r.ListTopicsRequest) -> dict[str, Any]:
+        return {"topics": {name: tuple(topic.channels) for name, topic in self._topics.items()}}
+
+    def _create_topic(self, request: r.CreateTopicRequest) -> dict[str, Any]:
+        if request.parts is not None:
             _unsupported("parts")
-        sync, retention = str(message.options.get("sync", "")), retention_of(message.options)
-        checked(message.topic, sync, retention, ServeOptions(data_dir=Path()))
-        existed = message.topic in self._topics
-        self._topic(message.topic, create=True)
+        checked(request.topic, request.sync, request.retention, ServeOptions(data_dir=Path()))
+        existed = request.topic in self._topics
+        self._topic(request.topic, create=True)
         return {"existed": existed}
 
-    def _create_channel(self, message: p.Manage) -> dict[str, Any]:
-        is_new = self._make_channel(message.topic, message.channel, message.options)
-        return {"existed": not is_new}
+    def _create_channel(self, request: r.CreateChannelRequest) -> dict[str, Any]:
+        made = self._make_channel(request.topic, request.channel, request.settings)
+        return {"existed": not made}
 
-    def _configure_channel(self, message: p.Manage) -> dict[str, Any]:
-        channel = self._channel(message.topic, message.channel)
-        changes = {str(key): value for key, value in message.options.items()}
-        values = channel_settings.changed(channel.own, changes, message.topic, message.channel)
-        channel.own = values
-        channel.core.configure(channel_settings.resolve(values))
+    def _configure_channel(self, request: r.ConfigureChannelRequest) -> dict[str, Any]:
+        topic, name = request.topic, request.channel
+        channel = self._channel(topic, name)
+        channel.own = channel_settings.changed(channel.own, request.settings, topic, name)
+        channel.core.configure(channel_settings.resolve(channel.own))
         return {"settings": channel.core.settings.as_dict()}
 
-    def _delete_topic(self, message: p.Manage) -> dict[str, Any]:
+    def _delete(self, request: r.DeleteRequest) -> dict[str, Any]:
+        return self._delete_channel(request) if request.channel else self._delete_topic(request)
+
+    def _delete_topic(self, message: r.DeleteRequest) -> dict[str, Any]:
         topic = self._topic(message.topic)
         self._check_empty(f"topic {message.topic!r}", topic.unfinished(), message)
         for name in list(topic.channels):
@@ -520,7 +519,7 @@ class MemoryBroker(WithClients):
         self._deleted.add(message.topic)
         return {}
 
-    def _delete_channel(self, message: p.Manage) -> dict[str, Any]:
+    def _delete_channel(self, message: r.DeleteRequest) -> dict[str, Any]:
         channel = self._channel(message.topic, message.channel)
         caption = f"channel {message.channel!r} of topic {message.topic!r}"
         self._check_empty(caption, channel.unfinished(), message)
@@ -536,17 +535,17 @@ class MemoryBroker(WithClients):
             self._send(client, p.Bye())
             self._links.pop(client, None)
 
-    def _check_empty(self, caption: str, left: int, message: p.Manage) -> None:
-        if left and not message.options.get("force"):
+    def _check_empty(self, caption: str, left: int, message: r.DeleteRequest) -> None:
+        if left and not message.force:
             text = (
                 f"{caption} has {left} messages that are not finished; drain it, or delete it with "
                 "force and lose them"
             )
             raise Refused(E_NOT_EMPTY, text)
 
-    def _close_topic(self, message: p.Manage) -> dict[str, Any]:
+    def _close_or_open(self, message: r.CloseRequest | r.OpenRequest) -> dict[str, Any]:
         topic = self._topic(message.topic)
-        topic.closed = closing.after(topic.closed, message.action, message.options)
+        topic.closed = closing.after(topic.closed, message)
         if closing.to_consumers(topic.closed):
             for channel in topic.channels.values():
                 for (client,) in list(channel.core.consumers):
@@ -554,63 +553,69 @@ class MemoryBroker(WithClients):
                     self._forget(client)
         return {"closed": topic.closed}
 
-    def _pause_topic(self, message: p.Manage) -> dict[str, Any]:
-        topic = self._topic(message.topic)
-        if message.action == "unpause":
+    def _pause(self, request: r.PauseRequest | r.UnpauseRequest) -> dict[str, Any]:
+        is_paused = isinstance(request, r.PauseRequest)
+        if request.channel:
+            self._channel(request.topic, request.channel).core.paused = is_paused
+            return {}
+        topic = self._topic(request.topic)
+        if not is_paused:
             topic.paused_at = -1
         elif topic.paused_at < 0:
             topic.paused_at = topic.head
         return {}
 
-    def _pause_channel(self, message: p.Manage) -> dict[str, Any]:
-        paused = message.action == "pause"
-        self._channel(message.topic, message.channel).core.paused = paused
-        return {}
-
-    def _empty_channel(self, message: p.Manage) -> dict[str, Any]:
-        channel = self._channel(message.topic, message.channel)
+    def _empty(self, request: r.EmptyRequest) -> dict[str, Any]:
+        if not request.channel:
+            _unsupported("emptying a topic")
+        channel = self._channel(request.topic, request.channel)
         channel.core.seek(max(channel.topic.visible_end, channel.core.supply.next_offset))
         return {}
 
-    def _seek(self, message: p.Manage) -> dict[str, Any]:
-        channel, options = self._channel(message.topic, message.channel), message.options
-        offset, end = options.get("offset"), channel.topic.visible_end
+    def _seek(self, request: r.SeekRequest) -> dict[str, Any]:
+        channel = self._channel(request.topic, request.channel)
+        offset, end = request.offset, channel.topic.visible_end
         if offset is None:
-            offset = channel.topic.offset_at(int(options["time_ns"]))
-        if end < offset < END and not options.get("clamp"):
-            text = f"offset {offset} is beyond the end of topic {message.topic!r} at offset {end}"
+            offset = channel.topic.offset_at(request.time_ns or 0)
+        if end < offset < END and not request.clamp:
+            text = f"offset {offset} is beyond the end of topic {request.topic!r} at offset {end}"
             raise UsageError(E_BAD_ARGUMENT, f"{text}; seek to latest or set clamp")
         offset = min(offset, end)
-        if not options.get("forward") or offset > channel.core.supply.next_offset:
+        if not request.forward or offset > channel.core.supply.next_offset:
             channel.core.seek(offset)
         return {"offset": channel.core.supply.next_offset}
 
-    def _delayed(self, message: p.Manage) -> dict[str, Any]:
-        topic, options = self._topic(message.topic), message.options
-        if options.get("do") == "count":
-            return topic.delayed_count()
-        if options.get("do") == "list":
-            after = _key(options["after"]) if options.get("after") else None
-            return {"messages": tuple(topic.delayed_rows(after, options["limit"]))}
-        if options.get("all"):
-            return {"cancelled": len(topic.cancel(None)), "more": False}
-        return {"cancelled": tuple(topic.cancel([_key(text) for text in options["keys"]]))}
+    def _count_delayed(self, request: r.CountDelayedRequest) -> dict[str, Any]:
+        return self._topic(request.topic).delayed_count()
 
-    _ORDERS: Final[dict[tuple[str, bool], Callable[[MemoryBroker, p.Manage], dict[str, Any]]]] = {
-        ("create", False): _create_topic,
-        ("create", True): _create_channel,
-        ("configure", True): _configure_channel,
-        ("delete", False): _delete_topic,
-        ("delete", True): _delete_channel,
-        ("close", False): _close_topic,
-        ("open", False): _close_topic,
-        ("pause", False): _pause_topic,
-        ("pause", True): _pause_channel,
-        ("unpause", False): _pause_topic,
-        ("unpause", True): _pause_channel,
-        ("empty", True): _empty_channel,
-        ("seek", True): _seek,
-        ("delayed", False): _delayed,
+    def _list_delayed(self, request: r.ListDelayedRequest) -> dict[str, Any]:
+        after = _key(request.after) if request.after else None
+        rows = self._topic(request.topic).delayed_rows(after, request.limit)
+        return {"messages": tuple(rows)}
+
+    def _cancel_delayed(self, request: r.CancelDelayedRequest) -> dict[str, Any]:
+        topic = self._topic(request.topic)
+        if request.all:
+            return {"cancelled": len(topic.cancel(None)), "more": False}
+        return {"cancelled": tuple(topic.cancel([_key(text) for text in request.keys]))}
+
+    _HANDLERS: Final[
+        Mapping[type[r.AdminRequest[Any]], Callable[[MemoryBroker, Any], dict[str, Any]]]
+    ] = {
+        r.ListTopicsRequest: _list_topics,
+        r.CreateTopicRequest: _create_topic,
+        r.CreateChannelRequest: _create_channel,
+        r.ConfigureChannelRequest: _configure_channel,
+        r.DeleteRequest: _delete,
+        r.CloseRequest: _close_or_open,
+        r.OpenRequest: _close_or_open,
+        r.PauseRequest: _pause,
+        r.UnpauseRequest: _pause,
+        r.EmptyRequest: _empty,
+        r.SeekRequest: _seek,
+        r.CountDelayedRequest: _count_delayed,
+        r.ListDelayedRequest: _list_delayed,
+        r.CancelDelayedRequest: _cancel_delayed,
     }
 
 

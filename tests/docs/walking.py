@@ -77,6 +77,8 @@ def copy_package(folder: Path) -> None:
         shutil.copy2(ROOT / name, folder)
     for layer in ("actors", "apps", "storage", "transport"):
         shutil.copytree(ROOT / layer, folder / layer)
+    (folder / "scripts").mkdir()
+    shutil.copy2(ROOT / "scripts" / "clients.py", folder / "scripts")
 
 
 class Reader:

@@ -24,13 +24,13 @@ from zsq.actors.gateways import zeromq
 from zsq.actors.gateways.zeromq import ZeroMqGateway
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import Child
-from zsq.actors.security.policy import ORDERS
 from zsq.actors.settings.options import ServeOptions
 from zsq.actors.settings.starts import ChannelStart, ZeroMqStart
 from zsq.actors.supervisor.supervisor import Supervisor
 from zsq.actors.supervisor.topics.registry import Registry
 from zsq.storage.files import Files
 from zsq.transport.wire import protocol as p
+from zsq.transport.wire.admin_requests import REQUESTS
 from zsq.transport.wire.codec import encode
 
 
@@ -151,14 +151,12 @@ class FakeTable:
 
 
 # All actions of `Manage`, and the names of their options.
-ACTIONS: Final = sorted(
-    {*(action.partition(" ")[0] for action in ORDERS), "audit", "lookupds", "nonsense"}
-)
-_DO: Final = sorted({action.partition(" ")[2] for action in ORDERS if " " in action})
+ACTIONS: Final = sorted({*(row.name.partition(" ")[0] for row in REQUESTS), "nonsense"})
+_DO: Final = sorted({row.name.partition(" ")[2] for row in REQUESTS if " " in row.name})
 _NAMES: Final = (
     "addresses", "after", "body", "broker", "brokers", "channel", "clamp", "consumer", "count", "cron", "figure", "force", "forward",
     "headers", "key", "keys", "limit", "missed", "name", "offset", "offsets", "origin", "parts", "points", "retention", "seconds",
-    "seen", "since", "span", "sync", "tag", "time_ns", "timezone", "to", "user",
+    "seen", "since", "span", "sync", "tag", "time_ns", "timezone", "to", "to_channel", "user",
 )  # fmt: skip
 _VALUES: Final[tuple[Any, ...]] = (
     0, 5, -1, 1.5, math.nan, True, None, "", "x", "t", "1d", "always", "publishers", "* * * * *", b"x", {}, {"a": 1}, (), (5,), ("x",),

@@ -22,8 +22,9 @@ from support.topic import Topic
 
 import zsq
 from zsq.apps.cli import app
-from zsq.transport.client.core.administration import manage
+from zsq.transport.client.core.asking import ask_admin
 from zsq.transport.errors import ZsqError
+from zsq.transport.wire.admin_requests import BackUpLogRequest, BackUpStateRequest
 
 MIB = 1 << 20
 PLAIN = 40  # messages per block
@@ -265,9 +266,9 @@ def test_a_backup_leaves_out_deleted_ephemeral_and_excluded_topics(
         assert told["left_out"] == ["unwanted"]
         assert told["topics"]["kept"]["end"] == 1
         with pytest.raises(ZsqError, match="in memory"):
-            admin._carry_out(manage("backup", "memory#ephemeral", None, {"do": "state", "id": "x"}))
+            admin._carry_out(ask_admin(BackUpStateRequest("memory#ephemeral", id="x")))
         with pytest.raises(ZsqError, match="does not know this backup"):
-            admin._carry_out(manage("backup", "kept", None, {"do": "log", "id": "x"}))
+            admin._carry_out(ask_admin(BackUpLogRequest("kept", id="x")))
     run("restore", tmp_path / "b", tmp_path / "data")
     assert "is not empty" in run("restore", tmp_path / "b", tmp_path / "data", code=2)
     assert "does not exist" in run(

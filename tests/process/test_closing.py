@@ -16,9 +16,10 @@ import zsq
 from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.client import Admin
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StagePart, StageWriter
-from zsq.transport.client.core.administration import manage
+from zsq.transport.client.core.asking import ask_admin
 from zsq.transport.draining import remaining
 from zsq.transport.errors import E_BAD_ARGUMENT, E_CLOSED, E_NOT_EMPTY, Refused, UsageError
+from zsq.transport.wire.admin_requests import CloseRequest
 from zsq.transport.wire.codec import decode, encode
 from zsq.transport.wire.protocol import PROTOCOL_VERSION, Done, Failed, Lookup, Sub, Wire
 
@@ -253,7 +254,7 @@ def test_wrong_options_of_close_are_refused(broker: Broker) -> None:
         with pytest.raises(UsageError, match=E_BAD_ARGUMENT):
             admin.close_topic("t", to="everybody")  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="only a topic can be closed or opened, not a channel"):
-            admin._carry_out(manage("close", "t", "c"))
+            admin._carry_out(ask_admin(CloseRequest("t", "c")))
         with pytest.raises(zsq.NotFound):
             admin.close_topic("nowhere")
 

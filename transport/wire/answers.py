@@ -13,6 +13,12 @@ class Nothing(TypedDict):
     """A reply without data: the command is done."""
 
 
+class TopicNames(TypedDict):
+    """`topics`: the names of all topics, each with the names of its channels."""
+
+    topics: dict[str, Sequence[str]]
+
+
 class Disconnected(TypedDict):
     """`count`: the number of consumers whose subscriptions ended."""
 
@@ -122,6 +128,18 @@ class Moved(TypedDict):
     parts: NotRequired[Mapping[str, int]]
 
 
+class Skipped(TypedDict):
+    """`offsets`: those of the request whose messages were not finished."""
+
+    offsets: Sequence[int]
+
+
+class Ended(TypedDict):
+    """`ended`: the end of the topic of this name that was deleted last, or None."""
+
+    ended: int | None
+
+
 class Ends(TypedDict):
     """The requested offset, the oldest kept offset (`start`), and the next one (`head`)."""
 
@@ -215,6 +233,21 @@ class DelayedCount(TypedDict):
     lost: int
 
 
+class DelayedRows(TypedDict):
+    """`messages`: the delayed messages that wait, the next due one first."""
+
+    messages: Sequence[DelayedRow]
+
+
+class Cancelled(TypedDict):
+    """`cancelled`: for each key, whether its message waited, or the number of cancelled messages of
+    a request for all. Such an answer has `more`: True if more messages wait.
+    """
+
+    cancelled: int | Sequence[bool]
+    more: NotRequired[bool]
+
+
 class BrokerSummary(TypedDict):
     """The facts about the broker as a whole.
 
@@ -283,6 +316,12 @@ class AuditEntry(_From):
     via: str
     result: str
     count: NotRequired[int]
+
+
+class AuditEntries(TypedDict):
+    """`entries`: the newest first."""
+
+    entries: Sequence[AuditEntry]
 
 
 class LogActivity(TypedDict):
@@ -386,6 +425,12 @@ class ScheduleRow(ScheduleState):
     timezone: str
     policy: str
     body_bytes: int
+
+
+class ScheduleRows(TypedDict):
+    """`schedules`: all schedules of the broker."""
+
+    schedules: Sequence[ScheduleRow]
 
 
 class Scheduled(TypedDict):

@@ -256,32 +256,9 @@ class Lookup(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Manage(Wire):
-    """Manage a topic, or a channel if one is named. `action`: create, delete, pause, unpause,
-    empty, configure. `options` depend on the action.
+    """Carry out an administrative request about the broker, a topic, or a channel.
 
-    Without a topic: handover (the broker stops, and its standby takes over). With or without a
-    topic and a channel: alarm (`do`: ack, unack; `figure`; ack with `seconds` until it ends, or 0
-    until the alarm is cleared; Done.data: {"count"}).
-
-    On topics and channels: history (`span`: 1d, 30d; `points`).
-
-    Only on topics: chunks (Done.data: their statistics), delayed (`do`: list, count, cancel), close
-    and open (`to`: publishers, consumers), ended (Done.data: {"ended": the next offset that the
-    topic of this name had when it was deleted last, or nil}; the topic need not exist), schedule
-    (`do`: add, set, remove, pause, resume, run, each with `name`; add with `cron`, `body`, and
-    optionally `timezone`, `missed`, `key`, `tag`, `headers`; set with those that change, without
-    `key`; Done.data of add and set: {"next_due_ns"}; without a
-    topic `do`: list, see docs/api.md). Only on
-    channels: seek (to `offset`, or to `time_ns`), skip (`offsets`, and `do`: preview, messages;
-    Done.data: those of the `offsets` that were not finished), disconnect (the consumers with the
-    name `consumer`; Done.data: {"count"}), peek (Done.data: the channel's position, and the
-    messages that it holds, by offset). Without a topic: list (Done.data has `topics`, a map from
-    names to the names of their channels), and overview (Done.data has the rows of topics and
-    channels that changed after version `since`; see docs/console.md).
-
-    In a cluster: create with `parts` (a number), and add_parts with `count`, both with `brokers`
-    (numbers of brokers, optional). Done.data: {"parts": how many the topic has}. Without a topic:
-    cluster (Done.data: the brokers, and the topics with parts).
+    `admin_requests.py` has the actions with their options and answers.
 
     `by`, for the audit log: `user`, `from` (an address) and `via` (the gateway). Gateways set it
     and replace a value that a client sent.

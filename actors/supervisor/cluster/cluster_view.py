@@ -74,6 +74,16 @@ from ....transport.errors import (
 )
 from ....transport.names import PARTS_MAX, is_ephemeral, part_name, part_of
 from ....transport.wire import protocol as p
+from ....transport.wire.admin_requests import (
+    AddPartsRequest,
+    AdminRequest,
+    CloseRequest,
+    CreateChannelRequest,
+    CreateTopicRequest,
+    DeleteRequest,
+    MovePartRequest,
+    OpenRequest,
+)
 from ...settings import closing
 from ..topics.registry_format import AWAY, GIVEN, TAKING, TopicRow
 
@@ -219,13 +229,13 @@ class ClusterView:
         """Return what to do with a request for statistics."""
         return self._find(message.topic, False, is_fresh) if message.topic else Go.HERE
 
-    def manage(self, message: p.Manage, is_fresh: bool) -> Go | p.Spread:
+    def manage(self, message: AdminRequest[Any], is_fresh: bool) -> Go | p.Spread:
         """Return what to do with an order about a topic that may have parts elsewhere.
 
         Orders that change the directory are not for this method.
         """
         topic = message.topic
-        if message.action == "create" and not message.channel:
+        if isinstance(message, CreateTopicRequest):
             if part_of(topic) is not None:
                 raise UsageError(
                     E_BAD_NAME,
@@ -235,7 +245,7 @@ class ClusterView:
             if topic in self.directory.topics:
                 raise UsageError(E_EXISTS, f"topic {topic!r} exists already, and has parts")
         found = part_of(topic)
-        if message.action == "delete" and not message.channel and found is not None:
+        if isinstance(message, DeleteRequest) and not message.channel and found is not None:
             parted = self.directory.topics.get(found[0])
             if parted is not None and found[1] < len(parted.parts):
                 raise UsageError(
@@ -243,7 +253,8 @@ class ClusterView:
                     f"part {topic!r} cannot be deleted alone; delete topic {found[0]!r} with all "
                     "its parts",
                 )
-        return self._find(topic, message.action == "create", is_fresh)
+        creates = isinstance(message, CreateTopicRequest | CreateChannelRequest)
+        return self._find(topic, creates, is_fresh)
 
     def _find(self, topic: str, creates: bool, is_fresh: bool) -> Go | p.Spread:
         if (found := part_of(topic)) is not None:
@@ -318,31 +329,29 @@ class ClusterView:
         return topic in self.directory.topics
 
     def new_topic(
-        self, message: p.Manage, id: str, uuid: str, settings: Mapping[str, Any]
+        self, message: CreateTopicRequest, id: str, uuid: str, settings: Mapping[str, Any]
     ) -> TopicEntry:
         """Return the entry of a new topic with parts, or raise the error of the request."""
-        topic, given = message.topic, message.options
+        topic = message.topic
         self._check_read()
         if (why := why_unfit(topic)) is not None:
             raise UsageError(E_BAD_NAME, why)
         if topic in self.directory.topics or topic in self._local:
             raise UsageError(E_EXISTS, f"topic {topic!r} exists already")
-        count = _count(given.get("parts"), "parts")
-        brokers = self._brokers(given.get("brokers"))
-        start = 0 if given.get("brokers") else crc32c(topic.encode())
+        count = _check_count(message.parts or 0, "parts")
+        brokers = self._brokers(message.brokers)
+        start = 0 if message.brokers else crc32c(topic.encode())
         places = tuple(brokers[(start + part) % len(brokers)] for part in range(count))
         return TopicEntry(id, topic, uuid, places, settings)
 
-    def _brokers(self, asked: object) -> Sequence[int]:
+    def _brokers(self, asked: Sequence[int]) -> Sequence[int]:
         """Return the numbers of the brokers that were asked for, or of all."""
         known = range(len(self.directory.brokers))
         if not asked:
             if not known:
                 raise Refused(E_CLOSING, f"no broker has joined this cluster yet; {_AGAIN}")
             return known
-        if not isinstance(asked, list | tuple) or not all(
-            type(one) is int and one in known for one in asked
-        ):
+        if not all(number in known for number in asked):
             raise UsageError(
                 E_BAD_ARGUMENT,
                 f"brokers must be numbers from 0 to {len(known) - 1}, as this cluster has "
@@ -350,21 +359,21 @@ class ClusterView:
             )
         return asked
 
-    def more_parts(self, message: p.Manage, ids: Iterable[str]) -> list[PartEntry]:
+    def more_parts(self, message: AddPartsRequest, ids: Iterable[str]) -> list[PartEntry]:
         """Return the entries of new parts: at the brokers that have the fewest parts of the topic,
         of all or of those that were asked for.
 
         Raises the error of the request. `ids` has at least `PARTS_MAX` ids for the entries.
         """
         parted = self._parted(message.topic)
-        count = _count(message.options.get("count"), "count")
+        count = _check_count(message.count, "count")
         if len(parted.parts) + count > PARTS_MAX:
             raise Refused(
                 E_LIMIT,
                 f"topic {parted.topic!r} has {len(parted.parts)} parts, and a topic has at most "
                 f"{PARTS_MAX}; add at most {PARTS_MAX - len(parted.parts)}",
             )
-        numbers = self._brokers(message.options.get("brokers"))
+        numbers = self._brokers(message.brokers)
         of_each = {number: parted.parts.count(number) for number in numbers}
         found = []
         for id, _ in zip(ids, range(count), strict=False):
@@ -373,27 +382,26 @@ class ClusterView:
             found.append(PartEntry(id, parted.uuid, broker))
         return found
 
-    def move(self, message: p.Manage, id: str) -> MoveEntry:
+    def move(self, message: MovePartRequest, id: str) -> MoveEntry:
         """Return the entry that moves a part to another broker, or back. Raises the error of the
         request.
         """
         found = part_of(message.topic)
-        if found is None or message.channel:
+        if found is None:
             raise UsageError(E_BAD_ARGUMENT, "only a part can be moved: name one, such as clicks#3")
         parted, number = self._parted(found[0]), found[1]
         if number >= len(parted.parts):
             raise NotFound(E_NOT_FOUND, f"topic {parted.topic!r} has no part {number}")
-        asked = message.options.get("broker")
-        broker = self._brokers([asked])[0]
+        broker = self._brokers([message.broker])[0]
         hold = parted.hold(number)
         if not self.directory.brokers[parted.parts[number]].bucket:
             raise UsageError(E_UNSUPPORTED, "the broker of this part runs an older version of ZSQ")
         return MoveEntry(id, parted.uuid, number, hold.number, broker)
 
-    def removal(self, message: p.Manage, id: str) -> RemoveEntry:
+    def removal(self, message: DeleteRequest, id: str) -> RemoveEntry:
         """Return the entry that deletes a topic with its parts, or raise its error."""
         parted = self._parted(message.topic)
-        if not message.options.get("force"):
+        if not message.force:
             raise Refused(
                 E_NOT_EMPTY,
                 f"topic {parted.topic!r} has parts at several brokers, and this broker does not "
@@ -401,7 +409,7 @@ class ClusterView:
             )
         return RemoveEntry(id, parted.uuid)
 
-    def change(self, message: p.Manage, id: str) -> CloseEntry | OpenEntry | None:
+    def change(self, message: CloseRequest | OpenRequest, id: str) -> CloseEntry | OpenEntry | None:
         """Return the entry that tells producers of this `close` or `open` of a part of this broker.
 
         It is None if they know already, or need not know. Raises the error of the request.
@@ -410,7 +418,7 @@ class ClusterView:
         parted = self.directory.topics.get(found[0]) if found is not None else None
         if found is None or row is None or parted is None or row.part_of != parted.uuid:
             return None
-        state = closing.after(row.closed, message.action, message.options)
+        state = closing.after(row.closed, message)
         if (is_closed := closing.to_publishers(state)) == (found[1] in parted.closed):
             return None
         return (CloseEntry if is_closed else OpenEntry)(id, parted.uuid, found[1])
@@ -546,7 +554,7 @@ class ClusterView:
                     yield name, hold.number
 
     def describe(self) -> dict[str, Any]:
-        """Return the data of the reply to Manage `cluster`."""
+        """Return the answer to `ClusterRequest`."""
         me = self.me
         return {
             "brokers": [
@@ -576,7 +584,7 @@ def _is_past(row: TopicRow, hold: Hold, me: int) -> bool:
     return row.state in AWAY and row.hold < hold.number and hold.origin != me
 
 
-def _count(given: object, what: str) -> int:
-    if type(given) is int and 1 <= given <= PARTS_MAX:
-        return given
-    raise UsageError(E_BAD_ARGUMENT, f"{what} must be 1 to {PARTS_MAX}, not {repr(given)[:40]}")
+def _check_count(count: int, what: str) -> int:
+    if 1 <= count <= PARTS_MAX:
+        return count
+    raise UsageError(E_BAD_ARGUMENT, f"{what} must be 1 to {PARTS_MAX}, not {count}")

@@ -20,7 +20,7 @@ letters go there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ....transport.errors import (
     E_BAD_ARGUMENT,
@@ -35,13 +35,13 @@ from ....transport.errors import (
 )
 from ....transport.names import check_name
 from ....transport.wire import protocol as p
+from ....transport.wire.admin_requests import RedriveRequest
 from ...settings.channel_settings import default_dead_letter_topic
 from ...statistics.broker_view import REPORTED
 from ..topics.broker_state import BrokerState
 from ..topics.topic_group import TopicGroup
 from .requests import Requests
 
-ACTION: Final = "redrive"
 _UUID_CHARS: Final = 32
 _CHOOSE: Final = "choose another target with --to and --channel"
 _UNPROVED: Final = "their origin cannot be verified; choose the target with --to"
@@ -104,143 +104,97 @@ def _check_owner(broker: BrokerState, dead_topic: str, topic: str, uuid: str, ch
             )
 
 
-class _Asked(NamedTuple):
-    """A route: the target, and the origin that the dead letters name."""
-
-    to: str
-    channel: str
-    topic: str
-    uuid: str
-    origin_channel: str
-    chosen: bool
-
-
-def _asked(options: Mapping[str, Any]) -> _Asked:
-    """Parse the options of a redrive.
-
-    Raises `UsageError` (E_BAD_ARGUMENT, E_BAD_NAME) if they are invalid.
-    """
-    to, channel, origin = options.get("to"), options.get("channel", ""), options.get("origin")
-    good = (
-        isinstance(to, str)
-        and isinstance(channel, str)
-        and isinstance(origin, tuple)
-        and len(origin) == 3
-    )
-    if (
-        not good
-        or not all(isinstance(one, str) for one in origin or ())
-        or len(origin[1]) != _UUID_CHARS  # type: ignore[index]
-    ):
-        raise UsageError(
-            E_BAD_ARGUMENT,
-            (
-                "redrive needs the options `to` (a topic), `channel`, and `origin` (the topic, its "
-                "uuid, and the channel)"
-            ),
-        )
-    assert isinstance(origin, tuple)
-    check_name(origin[0])
-    check_name(origin[2], "channel")
-    topic, uuid, origin_channel = origin
-    target_channel = check_name(channel, "channel") if channel else ""
-    return _Asked(
-        check_name(str(to)),
-        target_channel,
-        topic,
-        uuid,
-        origin_channel,
-        options.get("chosen") is True,
-    )
-
-
-def redrive(requests: Requests, message: p.Manage) -> None:
-    """Answer whether dead letters of `message.topic` may take this route.
+def redrive(requests: Requests, request: RedriveRequest) -> None:
+    """Answer whether dead letters of `request.topic` may take this route.
 
     The client itself reads and publishes these messages.
     """
     broker = requests.broker
-    asked = _asked(message.options)
-    dead = broker.groups.get(message.topic)
+    origin_topic, uuid, origin_channel = request.origin
+    if len(uuid) != _UUID_CHARS:
+        text = "option `origin` of redrive must be the topic, its uuid, and the channel"
+        raise UsageError(E_BAD_ARGUMENT, text)
+    check_name(origin_topic)
+    check_name(origin_channel, "channel")
+    check_name(request.to)
+    if request.to_channel:
+        check_name(request.to_channel, "channel")
+    dead = broker.groups.get(request.topic)
     if dead is None:
-        raise NotFound(E_NOT_FOUND, f"topic {message.topic!r} does not exist")
-    target = broker.groups.get(asked.to)
+        raise NotFound(E_NOT_FOUND, f"topic {request.topic!r} does not exist")
+    target = broker.groups.get(request.to)
     if target is None:
-        raise NotFound(E_NOT_FOUND, f"topic {asked.to!r} does not exist; {_CHOOSE}")
+        raise NotFound(E_NOT_FOUND, f"topic {request.to!r} does not exist; {_CHOOSE}")
 
     def answer(error: ZsqError | None) -> None:
-        requests.settle(message.request, error)
+        requests.settle(request.request, error)
 
     def ready(error: ZsqError | None) -> None:
-        if error is None and asked.channel and asked.channel not in target.channels:
-            text = f"channel {asked.channel!r} of topic {asked.to!r} does not exist; {_CHOOSE}"
+        if error is None and request.to_channel and request.to_channel not in target.channels:
+            text = (
+                f"channel {request.to_channel!r} of topic {request.to!r} does not exist; {_CHOOSE}"
+            )
             error = NotFound(E_NOT_FOUND, text)
         if error is not None:
             answer(error)
         else:
-            _check_origin(requests, message.topic, dead, asked, answer)
+            _check_origin(requests, request, dead, answer)
 
     target.want("", ready)
 
 
 def _check_origin(
     requests: Requests,
-    dead_topic: str,
+    request: RedriveRequest,
     dead: TopicGroup,
-    asked: _Asked,
     answer: Callable[[ZsqError | None], None],
 ) -> None:
     """Check in the registry or with the channel that its dead letters go to this topic."""
-    if asked.chosen or dead.row.dead_letters_of == {
-        "uuid": _owner_uuid(requests.broker, asked.topic, asked.uuid),
-        "channel": asked.origin_channel,
+    origin_topic, uuid, origin_channel = request.origin
+    if request.chosen or dead.row.dead_letters_of == {
+        "uuid": _owner_uuid(requests.broker, origin_topic, uuid),
+        "channel": origin_channel,
     }:
         answer(None)  # the user named the target, so the headers do not matter
         return
-    source = requests.broker.groups.get(asked.topic)
-    if source is None or source.row.uuid != asked.uuid:
+    source = requests.broker.groups.get(origin_topic)
+    if source is None or source.row.uuid != uuid:
         gone = (
-            f"topic {asked.topic!r}, the origin that these dead letters name, was deleted or "
+            f"topic {origin_topic!r}, the origin that these dead letters name, was deleted or "
             "created again"
         )
         answer(Refused(E_FORBIDDEN, f"{gone}: {_UNPROVED}"))
         return
 
     def named(go: p.DeadLettersGo | None, error: ZsqError | None) -> None:
-        if go is not None and go.topic != dead_topic:
+        if go is not None and go.topic != request.topic:
             text = (
-                f"dead letters of channel {asked.origin_channel!r} of topic {asked.topic!r} go "
-                f"to {go.topic!r}, not to {dead_topic!r}"
+                f"dead letters of channel {origin_channel!r} of topic {origin_topic!r} go "
+                f"to {go.topic!r}, not to {request.topic!r}"
             )
             error = Refused(E_FORBIDDEN, f"{text}: {_UNPROVED}")
         answer(error)
 
     def ask(error: ZsqError | None) -> None:
-        channel = source.channels.get(asked.origin_channel)
+        channel = source.channels.get(origin_channel)
         if error is not None or channel is None:
             answer(
                 error
                 or Refused(
                     E_CLOSING,
-                    (
-                        f"channel {asked.origin_channel!r} is being started again; try again in a "
-                        "moment"
-                    ),
+                    (f"channel {origin_channel!r} is being started again; try again in a moment"),
                 )
             )
         else:
             requests.orders.send(channel, p.WhereDeadLettersGo, named)
 
     def ready(error: ZsqError | None) -> None:
-        if error is None and asked.origin_channel not in source.channels:
-            text = (
-                f"channel {asked.origin_channel!r} of topic {asked.topic!r} does not exist; "
-                f"{_CHOOSE}"
-            )
+        if error is None and origin_channel not in source.channels:
+            text = f"channel {origin_channel!r} of topic {origin_topic!r} does not exist; {_CHOOSE}"
             error = NotFound(E_NOT_FOUND, text)
         if error is not None:
             answer(error)
         else:
-            source.want(asked.origin_channel, ask)
+            source.want(origin_channel, ask)
 
     source.want("", ready)

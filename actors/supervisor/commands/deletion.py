@@ -20,22 +20,22 @@ topic's processes. The client gets its answer when all processes that are up hav
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ....transport.errors import (
-    E_BAD_ARGUMENT,
     E_CLOSED,
     E_CLOSING,
     E_NOT_EMPTY,
     E_TIMEOUT,
     E_TOPIC_FAILED,
     Refused,
-    UsageError,
     ZsqError,
 )
 from ....transport.names import is_ephemeral
 from ....transport.wire import protocol as p
+from ....transport.wire.admin_requests import AdminRequest, CloseRequest, DeleteRequest, OpenRequest
 from ...runtime.port import Envelope
 from ...runtime.process_table import Child
 from ...settings.closing import TO_CONSUMERS, after, to_consumers, to_publishers
@@ -44,7 +44,7 @@ from ...statistics.broker_view import GroupState
 from ...statistics.gathering import Details
 from ...statistics.statistics import behind_pause, unfinished
 from ..topics.topic_group import Then, TopicGroup
-from .requests import Requests, named
+from .requests import GroupHandler, Requests, named
 
 log = logging.getLogger("zsq")
 
@@ -53,8 +53,8 @@ log = logging.getLogger("zsq")
 UNKNOWN_END_MARGIN: Final = 1 << 32
 
 
-def delete(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
-    """Carry out Manage delete, and answer when the deletion is complete or refused."""
+def delete(requests: Requests, message: DeleteRequest, group: TopicGroup) -> None:
+    """Delete a topic or a channel, and answer when the deletion is complete or refused."""
     gone = group.state in (GroupState.STOPPING, GroupState.ENDED)
     if gone or (group.is_sealing and not message.channel):
         requests.fail(
@@ -68,7 +68,7 @@ def delete(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
 
 def delete_part(requests: Requests, group: TopicGroup, answer: Then) -> None:
     """Delete a part, because its topic was deleted, and then call `answer`."""
-    message = p.Manage(0, "delete", group.name, "", {"force": True})
+    message = DeleteRequest(group.name, force=True)
 
     def awake(error: ZsqError | None) -> None:  # a topic that does not start is deleted too
         _Deletion(requests, message, group, answer).delete_topic()
@@ -83,12 +83,16 @@ class _Deletion:
     """A deletion in progress. `answer` is called at its end; otherwise the client is answered."""
 
     def __init__(
-        self, requests: Requests, message: p.Manage, group: TopicGroup, answer: Then | None = None
+        self,
+        requests: Requests,
+        message: DeleteRequest,
+        group: TopicGroup,
+        answer: Then | None = None,
     ) -> None:
         self.requests = requests
         self.message = message
         self.group = group
-        self.forced = bool(message.options.get("force"))
+        self.forced = message.force
         self._then = answer
         self._topic: Child
 
@@ -389,13 +393,10 @@ def check_subscribed(group: TopicGroup, channel: str) -> None:
         raise Refused(E_CLOSED, TO_CONSUMERS)
 
 
-def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
-    if message.channel:
-        raise UsageError(
-            E_BAD_ARGUMENT,
-            "only a topic can be closed or opened, not a channel: pause or delete the channel",
-        )
-    state = after(group.row.closed, message.action, message.options)
+def close_or_open(
+    requests: Requests, message: CloseRequest | OpenRequest, group: TopicGroup
+) -> None:
+    state = after(group.row.closed, message)
     requests.broker.registry.close(group.name, state)
     _Closing(requests, message.request, group).tell(state)
 
@@ -435,3 +436,10 @@ class _Closing:
             self._error = self._error or error
         if self._waits == 0:
             self.requests.settle(self.request, self._error, {"closed": self._state})
+
+
+HANDLERS: Final[Mapping[type[AdminRequest[Any]], GroupHandler]] = {
+    DeleteRequest: delete,
+    CloseRequest: close_or_open,
+    OpenRequest: close_or_open,
+}

@@ -19,6 +19,7 @@ from ....transport.errors import (
     E_CLOSING,
     E_NOT_FOUND,
     E_TOPIC_FAILED,
+    E_UNSUPPORTED,
     NotFound,
     Refused,
     UsageError,
@@ -27,11 +28,25 @@ from ....transport.errors import (
 from ....transport.names import channel_missing, check_name, is_ephemeral, meant, part_of
 from ....transport.settings import ChannelOptions, RetentionSettings
 from ....transport.wire import protocol as p
+from ....transport.wire.admin_codec import request_of
+from ....transport.wire.admin_requests import (
+    ROW_OF,
+    AdminRequest,
+    AuditRequest,
+    ConfigureChannelRequest,
+    ConfigureTopicRequest,
+    CreateChannelRequest,
+    CreateTopicRequest,
+    EndedRequest,
+    ListTopicsRequest,
+    OverviewRequest,
+    RedriveRequest,
+)
+from ....transport.wire.answers import AuditEntries, AuditEntry, Ended, TopicNames
 from ...runtime.port import Mail
 from ...runtime.process_table import Child
-from ...security.audit import count_of
+from ...security.audit import REMEMBERED
 from ...security.policy import CHANNEL_ONLY
-from ...settings import closing
 from ...settings.channel_settings import DEAD_LETTERS, made
 from ...statistics.broker_view import BrokerView, GroupState
 from ...statistics.gathering import Details
@@ -41,50 +56,50 @@ from ..topics.topic_group import TopicGroup
 from . import dead_letter_topics, deletion, moving, relayed, sync_modes
 from .creation import create_topic
 from .parts import Parts
-from .requests import Requests, failing, refused, starting
-from .schedules import ACTION as SCHEDULE
-from .topic_settings import retention_of
+from .requests import GroupHandler, Handler, Handlers, Requests, answered_by, failing, refused
 
 log = logging.getLogger("zsq")
 
-LOOKUPDS: Final = "lookupds"
-Answered = Callable[[p.Done | None, ZsqError | None], None]
-ALARM: Final = "alarm"
-HISTORY: Final = "history"
-# These actions need no process of the topic that they name, so it may sleep on.
-_ABOUT_ALL: Final = (
-    "list", "audit", "overview", "handover", "ended", ALARM, HISTORY, SCHEDULE,
-)  # fmt: skip
-_NO_ANSWERS: Final[Mapping[str, Callable[[p.Manage], dict[str, object]]]] = {}
+_NO_HANDLERS: Final[Handlers] = {}
 
 
 class Commands:
     """The handlers of clients' requests. `view` contains the data that statistics show.
 
-    `hand_over` makes the broker hand over to a standby, `schedule` answers orders about schedules,
-    and `answers` return the answers to orders about alarms and to requests for the history.
-    `set_lookupds` gives the NSQ gateway its nsqlookupds.
+    The handler of an administrative request is found by its type. `handlers` are those of other
+    objects. They need no process of the topic that a request names, so the topic may sleep on.
     """
 
     def __init__(
         self,
         requests: Requests,
         view: BrokerView,
-        hand_over: Callable[[], None] = lambda: None,
-        schedule: Callable[[p.Manage], None] = lambda message: None,
-        set_lookupds: Callable[[tuple[str, ...], Answered], None] = lambda addresses, then: None,
-        answers: Mapping[str, Callable[[p.Manage], dict[str, object]]] = _NO_ANSWERS,
+        handlers: Handlers = _NO_HANDLERS,
     ) -> None:
-        self._set_lookupds = set_lookupds
-        self._hand_over = hand_over
-        self._schedule = schedule
-        self._answers = answers
         self._requests = requests
         self._broker = requests.broker
         self._view = view
-        self._overview = Overview(view)
         self._shared = SharedStatistics(view)
         self._parts = Parts(requests)
+        self._handlers: dict[type[AdminRequest[Any]], Handler] = {
+            **handlers,
+            ListTopicsRequest: answered_by(requests, self._topics),
+            OverviewRequest: answered_by(requests, Overview(view).answer),
+            AuditRequest: answered_by(requests, self._audit),
+            EndedRequest: answered_by(requests, self._ended),
+            CreateTopicRequest: self._waking(self._create_topic),
+            CreateChannelRequest: self._waking(self._create_channel),
+            RedriveRequest: self._waking(partial(dead_letter_topics.redrive, requests)),
+        }
+        of_groups: Mapping[type[AdminRequest[Any]], GroupHandler] = {
+            ConfigureTopicRequest: self._configure_topic,
+            ConfigureChannelRequest: self._configure_channel,
+            **deletion.HANDLERS,
+            **moving.HANDLERS,
+            **relayed.HANDLERS,
+        }
+        for kind, handler in of_groups.items():
+            self._handlers[kind] = self._waking(partial(self._on_group, handler))
 
     def noted(self, key: int, stats: Mapping[str, Any]) -> None:
         """Note a pulse of the topic with this key."""
@@ -105,7 +120,7 @@ class Commands:
             elif isinstance(message, p.Manage):
                 self._requests.audits.ordered(request, message)
                 self._check_running()
-                self._parts.manage(message, partial(self._awake, self._manage))
+                self._parts.manage(request_of(message), self._manage)
             elif isinstance(message, p.Stats):
                 self._parts.stats(message, self._stats)
             elif isinstance(message, (p.DirectoryEntries, p.DirectoryTrouble)):
@@ -145,7 +160,9 @@ class Commands:
         if self._broker.stopping:
             raise Refused(E_CLOSING, "the broker is stopping; try again when it runs again")
 
-    def _awake(self, carry_out: Callable[[Any], None], message: p.Lookup | p.Manage) -> None:
+    def _awake(
+        self, carry_out: Callable[[Any], None], message: p.Lookup | AdminRequest[Any]
+    ) -> None:
         """Carry out a request, after the topic that it names is awake.
 
         A lookup needs only the topic. Commands may need all channels: a deletion, for example, asks
@@ -156,8 +173,6 @@ class Commands:
             carry_out(message)
         elif isinstance(message, p.Lookup):
             group.want("", lambda error: self._again(carry_out, message, error))
-        elif message.action in _ABOUT_ALL:
-            carry_out(message)
         else:
             group.rouse(lambda error: self._again(carry_out, message, error))
 
@@ -304,192 +319,129 @@ class Commands:
                 raise error
             carry_out(message)
 
-    # Manage
+    # Administrative requests
 
-    def _manage(self, message: p.Manage) -> None:
-        if message.action == "create":
-            self._create(message)
-            return
-        if message.action == "list":  # this is cheap enough for one request a second
-            names = {name: tuple(group.channels) for name, group in self._broker.groups.items()}
-            self._requests.done(message.request, {"topics": names})
-            return
-        if message.action == "ended":
-            self._requests.done(
-                message.request, {"ended": self._broker.registry.ended.get(message.topic)}
-            )
-            return
-        if message.action == "audit":
-            entries = self._requests.audit_log.newest(count_of(message.options), message.topic)
-            self._requests.done(message.request, {"entries": tuple(entries)})
-            return
-        if message.action == "handover":
-            self._hand_over()
-            self._requests.done(message.request, {})
-            return
-        if message.action == LOOKUPDS:
-            addresses = message.options.get("addresses")
-            if type(addresses) is not tuple or not all(type(one) is str for one in addresses):
-                text = f"option `addresses` must be a list of texts, not {addresses!r:.40}"
-                raise UsageError(E_BAD_ARGUMENT, text)
-            self._set_lookupds(addresses, partial(self._requests.relay, message.request))
-            return
-        if message.action == "overview":
-            self._requests.done(message.request, {**self._overview.answer(message.options)})
-            return
-        if message.action in self._answers:
-            self._requests.done(message.request, self._answers[message.action](message))
-            return
-        if message.action == SCHEDULE:
-            self._schedule(message)
-            return
-        if message.action == dead_letter_topics.ACTION:
-            dead_letter_topics.redrive(self._requests, message)
-            return
-        if message.action not in (
-            "delete",
-            "configure",
-            *closing.ACTIONS,
-            *moving.ACTIONS,
-            *relayed.PAUSES,
-            relayed.DISCONNECT,
-            *relayed.OF_TOPICS,
-        ):
-            raise UsageError(
-                E_BAD_COMMAND,
-                f"unknown action {message.action!r}; use the same version of ZSQ on both sides",
-            )
-        if message.action in moving.ACTIONS:
-            moving.check(message)
+    def _manage(self, message: AdminRequest[Any]) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            text = f"this broker does not carry out {ROW_OF[type(message)].name!r}"
+            raise UsageError(E_UNSUPPORTED, text)
+        handler(message)
+
+    def _waking(self, handler: Handler) -> Handler:
+        """Return a handler that carries out a request when the topic that it names is awake."""
+        return partial(self._awake, handler)
+
+    def _on_group(self, handler: GroupHandler, message: AdminRequest[Any]) -> None:
+        """Carry out a request about a topic or a channel that exists."""
         group = self._group(message.topic, create=False)
-        if message.channel and message.channel not in group.channels:
+        if not message.channel or message.channel in group.channels:
+            handler(self._requests, message, group)
+        elif group.state is not GroupState.UP:
             # The channels are known only when the topic is up. Until then the channel may exist.
-            if group.state is not GroupState.UP:
-                group.want("", lambda error: self._again(self._manage, message, error))
-                return
-            if message.channel in group.deleting:
-                raise Refused(
-                    E_CLOSING,
-                    f"channel {message.channel!r} is being deleted; try again in a moment",
-                )
+            again = partial(self._on_group, handler)
+            group.want("", lambda error: self._again(again, message, error))
+        elif message.channel in group.deleting:
+            text = f"channel {message.channel!r} is being deleted; try again in a moment"
+            raise Refused(E_CLOSING, text)
+        else:
             raise self._missing_channel(group, message.channel)
-        if message.action == "delete":
-            deletion.delete(self._requests, message, group)
-            return
-        if message.action in closing.ACTIONS:
-            deletion.carry_out(self._requests, message, group)
-            return
-        if message.action in moving.ACTIONS and message.channel:
-            moving.carry_out(self._requests, message, group)
-            return
-        if message.action == "empty":
-            moving.empty_topic(self._requests, message, group)
-            return
-        if message.action == "configure":
-            changes = {str(key): value for key, value in message.options.items()}
-            (self._configure_channel if message.channel else self._configure_topic)(
-                message, group, changes
-            )
-            return
-        self._pass_on(message, group, relayed.order_for(message))
 
-    def _pass_on(self, message: p.Manage, group: TopicGroup, make: relayed.Make) -> None:
-        """Send an order when its actor is up, and relay the answer to the client."""
+    def _topics(self, message: ListTopicsRequest) -> TopicNames:
+        # This is cheap enough for one request a second.
+        return {
+            "topics": {name: tuple(group.channels) for name, group in self._broker.groups.items()}
+        }
 
-        def order(child: Child) -> None:
-            self._requests.orders.send(child, make, partial(self._requests.relay, message.request))
+    def _ended(self, message: EndedRequest) -> Ended:
+        return {"ended": self._broker.registry.ended.get(message.topic)}
 
-        self._when_up(message, group, order)
-
-    def _when_up(self, message: p.Manage, group: TopicGroup, then: Callable[[Child], None]) -> None:
-        def ready(error: ZsqError | None) -> None:
-            child = group.channels.get(message.channel) if message.channel else group.topic
-            if error is not None or child is None:
-                self._requests.fail(message.request, error or starting(message))
-            else:
-                then(child)
-
-        group.want(message.channel, ready)
+    def _audit(self, message: AuditRequest) -> AuditEntries:
+        if not 1 <= message.count <= REMEMBERED:
+            text = f"count must be 1 to {REMEMBERED}, not {message.count}"
+            raise UsageError(E_BAD_ARGUMENT, text)
+        log = self._requests.audit_log
+        entries = cast("list[AuditEntry]", log.newest(message.count, message.topic))
+        return {"entries": tuple(entries)}
 
     def _configure_topic(
-        self, message: p.Manage, group: TopicGroup, changes: Mapping[str, Any]
+        self, requests: Requests, message: ConfigureTopicRequest, group: TopicGroup
     ) -> None:
         """Save the settings in the registry, then send them to the topic.
 
         If the topic's process ends before it has them, the topic's next process starts with them.
         """
-        own = changed(
-            group.row.retention, {name: value for name, value in changes.items() if name != "sync"}
-        )
+        own = changed(group.row.retention, message.settings)
         found = group.resolved(own)
-        sync = str(changes.get("sync", group.row.sync))
+        sync = group.row.sync if message.sync is None else message.sync
         sync_modes.check_change(group.name, group.row.sync, sync, self._broker.options)
         sync_modes.check_archive(group.name, sync, found)
         self._broker.registry.configure(group.name, own, sync)
-        request, orders = message.request, self._requests.orders
+        request, orders = message.request, requests.orders
         retention = partial(p.SetRetention, retention=cast("RetentionSettings", found.as_dict()))
 
         def configured(done: p.Done | None, error: ZsqError | None) -> None:
             data = None if done is None else {**done.data, "sync": sync}
-            self._requests.settle(request, error, data)
+            requests.settle(request, error, data)
 
         def order(child: Child) -> None:
             def then(done: p.Done | None, error: ZsqError | None) -> None:
                 if error is not None:
-                    self._requests.settle(request, error, None)
+                    requests.settle(request, error, None)
                 else:
                     orders.send(child, retention, configured)
 
-            if "sync" in changes:
+            if message.sync is not None:
                 orders.send(child, partial(p.SetSync, sync=sync), then)
             else:
                 orders.send(child, retention, configured)
 
-        self._when_up(message, group, order)
+        requests.when_up(message, group, order)
 
     def _configure_channel(
-        self, message: p.Manage, group: TopicGroup, changes: Mapping[str, Any]
+        self, requests: Requests, message: ConfigureChannelRequest, group: TopicGroup
     ) -> None:
+        changes = message.settings
         dead_letter_topics.check_default(self._broker, message.topic, message.channel, changes)
 
         def order(child: Child) -> None:
             def then(answer: p.ChannelConfigured | None, error: ZsqError | None) -> None:
                 if answer is not None:
                     child.data["settings"] = answer.settings  # Lookup returns them
-                self._requests.settle(
+                requests.settle(
                     message.request,
                     error,
                     {"settings": answer.settings} if answer is not None else None,
                 )
 
             make = partial(p.ConfigureChannel, changes=cast("ChannelOptions", changes))
-            self._requests.orders.send(child, make, then)
+            requests.orders.send(child, make, then)
 
-        self._when_up(message, group, order)
+        requests.when_up(message, group, order)
 
-    def _create(self, message: p.Manage) -> None:
+    def _create_topic(self, message: CreateTopicRequest) -> None:
         existed = message.topic in self._broker.groups
-        settings: Mapping[str, Any] = {}
-        if message.channel:
-            check_name(message.channel, "channel")
-            made(settings := message.options, message.topic, message.channel)
-            dead_letter_topics.check_default(self._broker, message.topic, message.channel, settings)
-        own = {} if message.channel else message.options
         group = self._group(
-            message.topic, create=True, sync=str(own.get("sync", "")), retention=retention_of(own)
+            message.topic, create=True, sync=message.sync, retention=message.retention
         )
-        if message.channel:
-            existed = message.channel in group.channels
-            self._channel(group, message.channel, create=True)
+        settle = partial(self._requests.settle, message.request)
+        group.want("", lambda error: settle(error, {"existed": existed}))
+
+    def _create_channel(self, message: CreateChannelRequest) -> None:
+        topic, channel, settings = message.topic, message.channel, message.settings
+        check_name(channel, "channel")
+        made(settings, topic, channel)
+        dead_letter_topics.check_default(self._broker, topic, channel, settings)
+        group = self._group(topic, create=True)
+        existed = channel in group.channels
+        self._channel(group, channel, create=True)
 
         def then(error: ZsqError | None) -> None:
             self._requests.settle(
-                message.request,
-                error or group.differs(message.channel, settings),
-                {"existed": existed},
+                message.request, error or group.differs(channel, settings), {"existed": existed}
             )
 
-        group.want(message.channel, then, settings)
+        group.want(channel, then, settings)
 
     # Stats
 

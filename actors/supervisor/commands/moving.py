@@ -13,134 +13,143 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from ....transport.client.core.asking import END
 from ....transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ....transport.wire import protocol as p
+from ....transport.wire.admin_requests import (
+    AdminRequest,
+    EmptyRequest,
+    PeekRequest,
+    PreviewSkipRequest,
+    SeekRequest,
+    SkipRequest,
+)
+from ...runtime.process_table import Child
 from ...settings import options
 from ...statistics.statistics import reach
 from ..topics.topic_group import TopicGroup
-from .requests import AnswerT, Requests, named, starting
+from .requests import AnswerT, GroupHandler, Requests, named, starting
 
 CLOCKS_DIFFER_S: Final = 60.0  # a time this far ahead of the broker's clock still counts as now
-ACTIONS: Final = ("empty", "seek", "skip", "peek")  # the actions on a channel
 
 
-def check(message: p.Manage) -> None:
-    """Raise `UsageError` (E_BAD_ARGUMENT) if the options are invalid."""
-    asked = message.options
-    if message.action != "empty" and not message.channel:
-        raise UsageError(E_BAD_ARGUMENT, f"{message.action} works only on a channel: name one")
-    if message.action == "seek":
-        given = [asked[name] for name in ("offset", "time_ns") if name in asked]
-        if len(given) != 1 or type(given[0]) is not int:
-            raise UsageError(
-                E_BAD_ARGUMENT, "seek needs either offset or time_ns, as a whole number"
-            )
-        ahead_s = (asked.get("time_ns", 0) - time.time_ns()) / 1e9
-        if ahead_s > CLOCKS_DIFFER_S and not asked.get("clamp"):
-            text = (
-                f"that time is {ahead_s:,.0f} s ahead of the broker's clock, so {named(message)} "
-                "would skip all waiting messages"
-            )
-            raise UsageError(
-                E_BAD_ARGUMENT,
-                f"{text}. To skip them, seek to latest or use clamp (zsq seek --clamp)",
-            )
-    if message.action == "skip":
-        _check_skip(asked)
-    if message.action == "peek":
-        limit = asked.get("limit")
-        if type(limit) is not int or not 1 <= limit <= options.PEEK_MAX:
-            raise UsageError(
-                E_BAD_ARGUMENT,
-                f"peek shows 1 to {options.PEEK_MAX} messages of each kind, not {repr(limit)[:40]}",
-            )
+def check_time(request: SeekRequest) -> None:
+    """Raise `UsageError` (E_BAD_ARGUMENT) for a time in the future, unless it means the end."""
+    ahead_s = ((request.time_ns or 0) - time.time_ns()) / 1e9
+    if ahead_s > CLOCKS_DIFFER_S and not request.clamp:
+        text = (
+            f"that time is {ahead_s:,.0f} s ahead of the broker's clock, so {named(request)} "
+            "would skip all waiting messages"
+        )
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"{text}. To skip them, seek to latest or use clamp (zsq seek --clamp)",
+        )
 
 
-def _check_skip(asked: Mapping[str, Any]) -> None:
-    offsets = asked.get("offsets")
-    if asked.get("do") not in ("preview", "messages") or not (
-        isinstance(offsets, tuple)
-        and 1 <= len(offsets) <= p.SKIPPED_MAX
-        and all(type(one) is int and 0 <= one < END for one in offsets)
-    ):
-        text = f"skip needs `do` (preview or messages) and 1 to {p.SKIPPED_MAX} offsets"
-        raise UsageError(E_BAD_ARGUMENT, f"{text}, which are whole numbers from 0 on")
+def check_limit(request: PeekRequest) -> None:
+    if not 1 <= request.limit <= options.PEEK_MAX:
+        text = f"peek shows 1 to {options.PEEK_MAX} messages of each kind, not {request.limit}"
+        raise UsageError(E_BAD_ARGUMENT, text)
 
 
-def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
-    """Carry out one of `ACTIONS` on a channel, and answer when that is done."""
-    asked: dict[str, Any] = {str(key): value for key, value in message.options.items()}
+def _with_channel(
+    requests: Requests,
+    request: AdminRequest[Any],
+    group: TopicGroup,
+    then: Callable[[Child], None],
+) -> None:
+    """Call `then` with the channel's process, when the ends of the topic are known again."""
+    ends = [group.topic] if group.topic is not None and group.topic.state == "up" else []
+    requests.gatherings.gather(
+        ends, lambda complete, details: requests.when_up(request, group, then)
+    )
 
-    answer = partial(requests.settle, message.request)
 
-    def then(offset: int) -> None:
-        channel = group.channels.get(message.channel)
-        if channel is None:
-            answer(starting(message))
-            return
-        ends = reach(group)
-        if message.action == "seek":
-            seek = partial(
-                p.Seek,
-                offset=offset,
-                **ends,
-                clamp=bool(asked.get("clamp")),
-                forward=bool(asked.get("forward")),
-            )
-            requests.orders.send(channel, seek, moved)
-        elif message.action == "skip":
-            skip = partial(
-                p.SkipMessages,
-                offsets=asked["offsets"],
-                head=ends["head"],
-                preview=asked["do"] == "preview",
-            )
-            requests.orders.send(channel, skip, partial(requests.relay, message.request))
-        elif message.action == "peek":
-            requests.orders.send(
-                channel,
-                partial(p.Peek, limit=asked["limit"], **ends),
-                partial(requests.relay, message.request),
-            )
-        else:
-            cancel_delayed(requests, message, group, 1, empty)
-
-    def empty(error: ZsqError | None) -> None:
-        channel = group.channels.get(message.channel)
-        if error is not None or channel is None:
-            answer(error or starting(message))
-            return
-        order = partial(p.EmptyChannel, head=reach(group)["head"])
-        requests.orders.send(channel, order, partial(requests.relay, message.request))
+def _seek(requests: Requests, request: SeekRequest, group: TopicGroup) -> None:
+    check_time(request)
+    answer = partial(requests.settle, request.request)
 
     def moved(position: p.Position | None, error: ZsqError | None) -> None:
         answer(error, {"offset": position.offset} if position is not None else None)
+
+    def move(offset: int) -> None:
+        channel = group.channels.get(request.channel)
+        if channel is None:
+            answer(starting(request))
+            return
+        seek = partial(
+            p.Seek,
+            offset=offset,
+            **reach(group),
+            clamp=request.clamp,
+            forward=request.forward,
+        )
+        requests.orders.send(channel, seek, moved)
 
     def found(position: p.Position | None, error: ZsqError | None) -> None:
         if position is None:
             answer(error)
         else:
-            then(position.offset)
+            move(position.offset)
 
-    def ready(error: ZsqError | None) -> None:
-        if error is not None:
-            answer(error)
-        elif message.action != "seek" or "offset" in asked:
-            then(asked.get("offset", 0))
+    def ready(channel: Child) -> None:
+        if request.time_ns is None:
+            move(request.offset or 0)
         elif group.topic is None:
-            answer(starting(message))
+            answer(starting(request))
         else:
-            requests.orders.send(
-                group.topic, partial(p.FindOffset, time_ns=asked["time_ns"]), found
-            )
+            order = partial(p.FindOffset, time_ns=request.time_ns)
+            requests.orders.send(group.topic, order, found)
 
-    ends = [group.topic] if group.topic is not None and group.topic.state == "up" else []
-    requests.gatherings.gather(ends, lambda complete, details: group.want(message.channel, ready))
+    _with_channel(requests, request, group, ready)
+
+
+def _skip(requests: Requests, request: SkipRequest, group: TopicGroup) -> None:
+    def skip(channel: Child) -> None:
+        order = partial(
+            p.SkipMessages,
+            offsets=request.offsets,
+            head=reach(group)["head"],
+            preview=isinstance(request, PreviewSkipRequest),
+        )
+        requests.orders.send(channel, order, partial(requests.relay, request.request))
+
+    _with_channel(requests, request, group, skip)
+
+
+def _peek(requests: Requests, request: PeekRequest, group: TopicGroup) -> None:
+    check_limit(request)
+
+    def peek(channel: Child) -> None:
+        order = partial(p.Peek, limit=request.limit, **reach(group))
+        requests.orders.send(channel, order, partial(requests.relay, request.request))
+
+    _with_channel(requests, request, group, peek)
+
+
+def _empty(requests: Requests, request: EmptyRequest, group: TopicGroup) -> None:
+    if not request.channel:
+        _EmptyTopic(requests, request, group)
+        return
+
+    def empty(error: ZsqError | None) -> None:
+        channel = group.channels.get(request.channel)
+        if error is not None or channel is None:
+            requests.fail(request.request, error or starting(request))
+            return
+        order = partial(p.EmptyChannel, head=reach(group)["head"])
+        requests.orders.send(channel, order, partial(requests.relay, request.request))
+
+    _with_channel(
+        requests,
+        request,
+        group,
+        lambda channel: cancel_delayed(requests, request, group, 1, empty),
+    )
 
 
 def cancel_delayed(
-    requests: Requests, message: p.Manage, group: TopicGroup, channels: int,
+    requests: Requests, message: EmptyRequest, group: TopicGroup, channels: int,
     then: Callable[[ZsqError | None], None],
 ) -> None:  # fmt: skip
     """Cancel the delayed messages that wait now, if the topic has this number of channels: the one
@@ -198,7 +207,7 @@ class _EmptyTopic:
     client gets an error. Another request continues from there.
     """
 
-    def __init__(self, requests: Requests, message: p.Manage, group: TopicGroup) -> None:
+    def __init__(self, requests: Requests, message: EmptyRequest, group: TopicGroup) -> None:
         self._requests = requests
         self._message, self._group = message, group
         self._told: set[str] = set()  # channels that got the order
@@ -291,12 +300,16 @@ class _EmptyTopic:
         self._requests.settle(self._message.request, error)
 
 
-def empty_topic(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
-    """Empty a topic, and answer when that is done."""
-    _EmptyTopic(requests, message, group)
-
-
 def _count(answer: p.Done, name: str) -> int:
     """Return a number of a topic's answer, or 0 if the answer has none."""
     number = answer.data.get(name)
     return number if isinstance(number, int) else 0
+
+
+HANDLERS: Final[Mapping[type[AdminRequest[Any]], GroupHandler]] = {
+    SeekRequest: _seek,
+    SkipRequest: _skip,
+    PreviewSkipRequest: _skip,
+    PeekRequest: _peek,
+    EmptyRequest: _empty,
+}

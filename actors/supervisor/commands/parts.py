@@ -36,9 +36,21 @@ from ....transport.errors import (
     ZsqError,
 )
 from ....transport.wire import protocol as p
+from ....transport.wire.admin_requests import (
+    ROW_OF,
+    AddPartsRequest,
+    AdminRequest,
+    CloseRequest,
+    ClusterRequest,
+    CreateTopicRequest,
+    DeleteRequest,
+    MovePartRequest,
+    OpenRequest,
+    RedriveRequest,
+)
 from ...runtime.port import Envelope
 from ...runtime.process_table import Child
-from ...settings import closing, options
+from ...settings import options
 from ...settings.channel_settings import DEAD_LETTERS
 from ..cluster.cluster_view import (
     Adopt,
@@ -54,7 +66,6 @@ from ..cluster.cluster_view import (
     Step,
     Take,
 )
-from . import dead_letter_topics
 from .creation import create_topic
 from .deletion import delete_part
 from .part_moves import LongStep, PartMoves
@@ -63,9 +74,6 @@ from .topic_settings import checked, retention_of
 
 log = logging.getLogger("zsq")
 
-CLUSTER: Final = "cluster"
-ADD_PARTS: Final = "add_parts"
-MOVE: Final = "move"
 _NS_PER_S: Final = 1_000_000_000
 # Reads that clients cause follow each other with this pause, because each costs a request to the
 # bucket.
@@ -78,7 +86,7 @@ APPLIED_S: Final = 10.0
 RETRY_S: Final = 5.0  # the pause after a step that failed
 STEPS_MAX: Final = 32  # steps in one turn of the supervisor's loop
 
-_M = TypeVar("_M", p.Lookup, p.Manage, p.Stats)
+_M = TypeVar("_M", p.Lookup, AdminRequest[Any], p.Stats)
 _Then = Callable[[ZsqError | None], None]
 
 
@@ -127,8 +135,8 @@ class Parts:
 
     def manage(
         self,
-        message: p.Manage,
-        carry_out: Callable[[p.Manage], None],
+        message: AdminRequest[Any],
+        carry_out: Callable[[AdminRequest[Any]], None],
         *,
         is_fresh: bool = False,
     ) -> None:
@@ -136,49 +144,63 @@ class Parts:
 
         `is_fresh`: the directory was read since the order came, or cannot be read.
         """
-        of_topic = bool(message.topic) and not message.channel
-        creates = message.action == "create" and of_topic and "parts" in message.options
-        if message.action in (CLUSTER, ADD_PARTS, MOVE) or creates:
-            self._check_on()
-            is_new = self._view.is_read and not message.options.get("fresh")
-            if not is_new and not is_fresh:
-                self._read(partial(self._manage_after_read, message, carry_out))
-            elif message.action == CLUSTER:
-                self._requests.done(message.request, self._view.describe())
-            elif creates:
-                self._create(message)
-            elif message.action == MOVE:
-                self._move(message)
-            else:
-                self._add_parts(message)
-        elif message.action == "delete" and of_topic and self._is_parted(message.topic):
-            self._remove(message)
-        elif message.action == dead_letter_topics.ACTION and self._is_parted(
-            to := str(message.options.get("to"))
+        if isinstance(message, ClusterRequest | AddPartsRequest | MovePartRequest) or (
+            isinstance(message, CreateTopicRequest) and message.parts is not None
         ):
-            if message.options.get("chosen") is not True or message.options.get("channel"):
-                raise self._view.refusal(to)
+            self._check_on()
+            reads = isinstance(message, ClusterRequest) and message.fresh
+            if not is_fresh and (reads or not self._view.is_read):
+                self._read(partial(self._manage_after_read, message, carry_out))
+            else:
+                self._of_cluster(message)
+        elif (
+            isinstance(message, DeleteRequest)
+            and not message.channel
+            and self._is_parted(message.topic)
+        ):
+            self._remove(message)
+        elif isinstance(message, RedriveRequest) and self._is_parted(message.to):
+            if not message.chosen or message.to_channel:
+                raise self._view.refusal(message.to)
             self._requests.done(message.request, {})  # the client publishes to the parts
         elif not message.topic:
             carry_out(message)
-        elif message.action in closing.ACTIONS and of_topic:
+        elif isinstance(message, CloseRequest | OpenRequest):
             self._route(message, self._view.manage, partial(self._close, carry_out))
         else:
             self._route(message, self._view.manage, carry_out)
 
-    def _manage_after_read(
-        self, message: p.Manage, carry_out: Callable[[p.Manage], None], error: ZsqError | None
+    def _of_cluster(
+        self, message: ClusterRequest | AddPartsRequest | MovePartRequest | CreateTopicRequest
     ) -> None:
-        """Carry out an order that came before the directory was read for the first time.
+        if isinstance(message, ClusterRequest):
+            self._requests.done(message.request, self._view.describe())
+        elif isinstance(message, CreateTopicRequest):
+            self._create(message)
+        elif isinstance(message, MovePartRequest):
+            self._move(message)
+        else:
+            self._add_parts(message)
 
-        If it cannot be read, the order is refused, except for a look at the cluster.
+    def _manage_after_read(
+        self,
+        message: AdminRequest[Any],
+        carry_out: Callable[[AdminRequest[Any]], None],
+        error: ZsqError | None,
+    ) -> None:
+        """Carry out a request that came before the directory was read for the first time.
+
+        If it cannot be read, the request is refused, except for a look at the cluster.
         """
         del error  # the view has the reason
         with self._requests.answering(message.request):
             self.manage(message, carry_out, is_fresh=True)
 
-    def _close(self, carry_out: Callable[[p.Manage], None], message: p.Manage) -> None:
+    def _close(
+        self, carry_out: Callable[[AdminRequest[Any]], None], message: AdminRequest[Any]
+    ) -> None:
         """Tell producers first, so that they need not be refused by a part that is closed."""
+        assert isinstance(message, CloseRequest | OpenRequest)
         entry = self._view.change(message, uuid.uuid4().hex) if self._is_on else None
         if entry is None:
             carry_out(message)
@@ -317,10 +339,9 @@ class Parts:
 
     # Changes of the directory
 
-    def _create(self, message: p.Manage) -> None:
-        topic, given = message.topic, message.options
-        sync, retention = str(given.get("sync", "")), retention_of(given)
-        sync, own = checked(topic, sync, retention, self._broker.options)
+    def _create(self, message: CreateTopicRequest) -> None:
+        topic = message.topic
+        sync, own = checked(topic, message.sync, message.retention, self._broker.options)
         settings: dict[str, object] = {"sync": sync, **({"retention": own} if own else {})}
         of_topic = uuid.uuid4().hex
         entry = self._view.new_topic(message, uuid.uuid4().hex, of_topic, settings)
@@ -334,7 +355,7 @@ class Parts:
 
         self._append(message.request, iter([entry]), made)
 
-    def _add_parts(self, message: p.Manage) -> None:
+    def _add_parts(self, message: AddPartsRequest) -> None:
         ids = iter(lambda: uuid.uuid4().hex, "")
         entries = self._view.more_parts(message, ids)
 
@@ -346,7 +367,7 @@ class Parts:
 
         self._append(message.request, iter(entries), added)
 
-    def _move(self, message: p.Manage) -> None:
+    def _move(self, message: MovePartRequest) -> None:
         entry = self._view.move(message, uuid.uuid4().hex)
         self._append(
             message.request,
@@ -354,7 +375,7 @@ class Parts:
             partial(self._requests.done, message.request, {"hold": entry.hold}),
         )
 
-    def _remove(self, message: p.Manage) -> None:
+    def _remove(self, message: DeleteRequest) -> None:
         entry = self._view.removal(message, uuid.uuid4().hex)
         done = partial(self._requests.done, message.request, {})
         self._append(message.request, iter([entry]), done)
@@ -441,7 +462,7 @@ class Parts:
                 self._is_due = True
             case Resume():
                 self._moves.resume(step)
-                self._note(MOVE, step.name)
+                self._note(ROW_OF[MovePartRequest].name, step.name)
             case Prepare() | Release() | Give() | Take() | Confirm():
                 self._moves.begin(step)
 
@@ -458,7 +479,7 @@ class Parts:
         self._view.failures.pop(step.name, None)
         self._is_due = True
         if isinstance(step, (Give, Take)):
-            self._note(MOVE, step.name)
+            self._note(ROW_OF[MovePartRequest].name, step.name)
 
     def noted(self, key: int, stats: Mapping[str, Any]) -> None:
         """Note a pulse of a topic."""
@@ -474,7 +495,7 @@ class Parts:
         self._retry_ns = time.monotonic_ns() + int(RETRY_S * _NS_PER_S)
 
     def _note(self, action: str, name: str) -> None:
-        origin = {"user": "", "from": "", "via": CLUSTER}
+        origin = {"user": "", "from": "", "via": "cluster"}
         self._requests.audit_log.note(
             action, topic=name, channel="", options={}, **origin, result="done"
         )

@@ -10,80 +10,54 @@ from functools import partial
 from typing import Any, Final
 
 from ....storage.delayed.delayed_format import DelayedKey, parse_key
-from ....transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, UsageError
+from ....transport.errors import E_BAD_ARGUMENT, UsageError
 from ....transport.wire import protocol as p
+from ....transport.wire.admin_requests import (
+    AdminRequest,
+    BackUpLogRequest,
+    BackUpStateRequest,
+    CancelDelayedRequest,
+    ChunksRequest,
+    CountDelayedRequest,
+    DisconnectRequest,
+    EndBackupRequest,
+    ListDelayedRequest,
+    PauseRequest,
+    UnpauseRequest,
+)
 from ...settings import options
+from ..topics.topic_group import TopicGroup
+from .requests import GroupHandler, Requests
 
-PAUSES: Final = ("pause", "unpause")  # actions on a topic or a channel
-DISCONNECT: Final = "disconnect"  # an action on a channel only
-OF_TOPICS: Final = ("chunks", "delayed", "backup")  # actions on a topic only
 Make = Callable[[int], p.Order[p.Done]]
 
 
-def order_for(message: p.Manage) -> Make:
-    """Return the order for an action. Raises `UsageError` if its options are invalid."""
-    if message.action in PAUSES:
-        return partial(p.SetPaused, is_paused=message.action == "pause")
-    if message.action == DISCONNECT:
-        return _disconnect(message)
-    if message.channel:
-        raise UsageError(
-            E_BAD_COMMAND,
-            (
-                f"{message.action} works only on a topic, not on channel {message.channel!r} of "
-                f"topic {message.topic!r}"
-            ),
-        )
-    if message.action == "chunks":
-        return p.ListChunks
-    return (
-        _of_delayed(message.options) if message.action == "delayed" else _of_backup(message.options)
-    )
-
-
-def _disconnect(message: p.Manage) -> Make:
-    consumer = message.options.get("consumer")
-    if not message.channel or not isinstance(consumer, str) or not consumer:
-        raise UsageError(
-            E_BAD_ARGUMENT, "disconnect needs a channel and option `consumer`, the consumer's name"
-        )
-    return partial(p.Disconnect, consumer=consumer)
-
-
-def _of_delayed(asked: Mapping[str, Any]) -> Make:
-    do = asked.get("do")
-    if do == "count":
-        return p.CountDelayed
-    if do == "list":
-        after, limit = asked.get("after", ""), asked.get("limit", options.DELAYED_LIST_MAX)
-        if type(limit) is not int or not 1 <= limit <= options.DELAYED_LIST_MAX:
-            raise UsageError(
-                E_BAD_ARGUMENT,
-                f"limit must be 1 to {options.DELAYED_LIST_MAX} messages, not {repr(limit)[:40]}",
-            )
-        return partial(p.ListDelayed, after=_as_key(after) if after else (), limit=limit)
-    if do != "cancel":
-        raise UsageError(
-            E_BAD_ARGUMENT,
-            f"option `do` of delayed must be list, count or cancel, not {repr(do)[:40]}",
-        )
-    if asked.get("all") is True:
+def _cancel(request: CancelDelayedRequest) -> Make:
+    keys, keys_max = request.keys, options.DELAYED_CANCEL_MAX
+    if request.all:
         return partial(p.CancelDelayed, keys=(), all=True)
-    keys = asked.get("keys", ())
-    if not (type(keys) is tuple and 1 <= len(keys) <= options.DELAYED_CANCEL_MAX):
-        given = f"{len(keys)} keys" if type(keys) is tuple else repr(keys)[:40]
-        raise UsageError(
-            E_BAD_ARGUMENT,
-            (
-                f"cancel needs option `keys` (1 to {options.DELAYED_CANCEL_MAX} keys) or option "
-                f"`all`, not {given}"
-            ),
-        )
-    return partial(p.CancelDelayed, keys=tuple(_as_key(text) for text in keys))
+    if not 1 <= len(keys) <= keys_max:
+        text = f"cancel needs option `keys` (1 to {keys_max} keys) or option `all`"
+        raise UsageError(E_BAD_ARGUMENT, f"{text}, not {len(keys)} keys")
+    return partial(p.CancelDelayed, keys=tuple(map(_as_key, keys)))
 
 
-def _as_key(text: object) -> DelayedKey:
-    found = parse_key(text) if isinstance(text, str) else None
+def _list_delayed(request: ListDelayedRequest) -> Make:
+    after, limit = request.after, request.limit
+    if not 1 <= limit <= options.DELAYED_LIST_MAX:
+        text = f"limit must be 1 to {options.DELAYED_LIST_MAX} messages, not {limit}"
+        raise UsageError(E_BAD_ARGUMENT, text)
+    return partial(p.ListDelayed, after=_as_key(after) if after else (), limit=limit)
+
+
+def _disconnect(request: DisconnectRequest) -> Make:
+    if not request.consumer:
+        raise UsageError(E_BAD_ARGUMENT, "disconnect needs the name of a consumer")
+    return partial(p.Disconnect, consumer=request.consumer)
+
+
+def _as_key(text: str) -> DelayedKey:
+    found = parse_key(text)
     if found is None:
         raise UsageError(
             E_BAD_ARGUMENT,
@@ -95,16 +69,36 @@ def _as_key(text: object) -> DelayedKey:
     return found
 
 
-def _of_backup(asked: Mapping[str, Any]) -> Make:
-    do, name = asked.get("do"), str(asked.get("id", ""))
-    if do == "state" and name:
-        return partial(p.BackUpState, id=name)
-    if do not in ("log", "end"):
-        raise UsageError(
-            E_BAD_ARGUMENT,
-            (
-                "option `do` of backup must be state (with option `id`), log or end, not "
-                f"{repr(do)[:40]}"
-            ),
-        )
-    return partial(p.BackUpLog if do == "log" else p.EndBackup, id=name)
+def _back_up_state(request: BackUpStateRequest) -> Make:
+    if not request.id:
+        raise UsageError(E_BAD_ARGUMENT, "option `id` of backup state must not be empty")
+    return partial(p.BackUpState, id=request.id)
+
+
+_ORDERS: Final[Mapping[type[AdminRequest[Any]], Callable[[Any], Make]]] = {
+    PauseRequest: lambda request: partial(p.SetPaused, is_paused=True),
+    UnpauseRequest: lambda request: partial(p.SetPaused, is_paused=False),
+    DisconnectRequest: _disconnect,
+    ChunksRequest: lambda request: p.ListChunks,
+    ListDelayedRequest: _list_delayed,
+    CountDelayedRequest: lambda request: p.CountDelayed,
+    CancelDelayedRequest: _cancel,
+    BackUpStateRequest: _back_up_state,
+    BackUpLogRequest: lambda request: partial(p.BackUpLog, id=request.id),
+    EndBackupRequest: lambda request: partial(p.EndBackup, id=request.id),
+}
+
+
+def order_for(request: AdminRequest[Any]) -> Make:
+    """Return the order for a request. Raises `UsageError` if an option is out of its range."""
+    return _ORDERS[type(request)](request)
+
+
+def _pass_on(requests: Requests, request: AdminRequest[Any], group: TopicGroup) -> None:
+    """Send the order when its actor is up, and relay the answer to the client."""
+    make = order_for(request)
+    relay = partial(requests.relay, request.request)
+    requests.when_up(request, group, lambda child: requests.orders.send(child, make, relay))
+
+
+HANDLERS: Final[Mapping[type[AdminRequest[Any]], GroupHandler]] = dict.fromkeys(_ORDERS, _pass_on)

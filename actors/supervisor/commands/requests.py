@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ....transport.errors import E_CLOSING, E_INTERNAL, E_LIMIT, E_TIMEOUT, Refused, ZsqError
 from ....transport.wire import protocol as p
+from ....transport.wire.admin_requests import AdminRequest
 from ...runtime.port import Envelope
 from ...runtime.process_table import Child
 from ...runtime.processes import Processes
@@ -39,13 +40,13 @@ class _PendingOrder(NamedTuple):
     patience_s: float
 
 
-def named(message: p.Manage) -> str:
+def named(message: AdminRequest[Any]) -> str:
     """Return the channel or the topic that a request is about, as errors name it."""
     topic = f"topic {message.topic!r}"
     return f"channel {message.channel!r} of {topic}" if message.channel else topic
 
 
-def starting(message: p.Manage) -> Refused:
+def starting(message: AdminRequest[Any]) -> Refused:
     """Return the error for a request whose process is being started again."""
     return Refused(E_CLOSING, f"{named(message)} is being started again; try again in a moment")
 
@@ -235,6 +236,20 @@ class Requests:
         """Answer a request with the answer to an order."""
         self.settle(request, error, answer.data if answer is not None else None)
 
+    def when_up(
+        self, request: AdminRequest[Any], group: TopicGroup, then: Callable[[Child], None]
+    ) -> None:
+        """Call `then` with the process of the channel or topic of the request when it is up."""
+
+        def ready(error: ZsqError | None) -> None:
+            child = group.channels.get(request.channel) if request.channel else group.topic
+            if error is not None or child is None:
+                self.fail(request.request, error or starting(request))
+            else:
+                then(child)
+
+        group.want(request.channel, ready)
+
     def after_end(self, child: Child | None, then: Callable[[bool], None]) -> None:
         """Call `then` with True when the process has ended, or with False if it does not end."""
         self.gatherings.after_end(child, then, _ANSWER_S)
@@ -256,3 +271,18 @@ class Requests:
         """Answer all requests that wait."""
         self.orders.stop()
         self.gatherings.stop()
+
+
+def answered_by(requests: Requests, answer: Callable[[Any], Mapping[str, Any]]) -> Handler:
+    """Return a handler that answers a request with what `answer` returns for it."""
+    return lambda request: requests.done(request.request, {**answer(request)})
+
+
+Handler = Callable[[Any], None]
+Handlers = Mapping[type[AdminRequest[Any]], Handler]
+"""The handlers of administrative requests, by their types."""
+GroupHandler = Callable[[Requests, Any, TopicGroup], None]
+"""The handler of a request about a topic or channel that exists.
+
+A group of commands has a table `HANDLERS` of them, by the types of the requests.
+"""

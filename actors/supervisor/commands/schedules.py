@@ -24,7 +24,6 @@ from importlib.util import find_spec
 from typing import Any, Final, cast
 
 from ....transport.errors import (
-    E_BAD_ARGUMENT,
     E_CLOSING,
     E_EXISTS,
     E_LIMIT,
@@ -37,6 +36,17 @@ from ....transport.errors import (
 )
 from ....transport.names import is_ephemeral
 from ....transport.wire import protocol as p
+from ....transport.wire.admin_codec import options_of
+from ....transport.wire.admin_requests import (
+    AddScheduleRequest,
+    ListSchedulesRequest,
+    PauseScheduleRequest,
+    RemoveScheduleRequest,
+    ResumeScheduleRequest,
+    RunScheduleRequest,
+    ScheduleRequest,
+    SetScheduleRequest,
+)
 from ....transport.wire.answers import ScheduleRow, ScheduleState
 from ...runtime.process_table import Child
 from ...settings.schedule_settings import (
@@ -51,9 +61,8 @@ from ...settings.schedule_settings import (
 )
 from ...statistics.gathering import Details
 from ..topics.registry_format import TopicRow
-from .requests import Requests
+from .requests import Handlers, Requests
 
-ACTION: Final = "schedule"
 LIBRARY: Final = "cronsim"
 _NEEDS: Final = (
     f"schedules need {LIBRARY}, which is not installed on the broker's machine: "
@@ -143,84 +152,101 @@ class Schedules:
 
     # Commands
 
-    def manage(self, message: p.Manage) -> None:
-        """Answer an order. Raises `ZsqError` if it is refused."""
-        do = message.options.get("do")
-        if do == "list":
-            self._list(message)
-            return
-        if do not in ("add", "set", "remove", "pause", "resume", "run"):
-            text = (
-                "option `do` of schedule must be add, set, remove, pause, resume, run or list, not"
-            )
-            raise UsageError(E_BAD_ARGUMENT, f"{text} {repr(do)[:40]}")
-        name = check_schedule_name(message.options.get("name"))
-        row = self._registry.topics.get(message.topic)
+    def handlers(self) -> Handlers:
+        """Return the handlers of requests. They raise `ZsqError` if a request is refused."""
+        return {
+            AddScheduleRequest: self._add,
+            SetScheduleRequest: self._set,
+            RunScheduleRequest: self._run,
+            RemoveScheduleRequest: self._remove,
+            PauseScheduleRequest: self._pause,
+            ResumeScheduleRequest: self._pause,
+            ListSchedulesRequest: self._list,
+        }
+
+    def _row(self, request: ScheduleRequest[Any]) -> TopicRow:
+        """Return the row of the topic, after a check of the schedule's name."""
+        check_schedule_name(request.name)
+        row = self._registry.topics.get(request.topic)
         if row is None:
-            text = f"topic {message.topic!r} does not exist; create it before its schedules"
+            text = f"topic {request.topic!r} does not exist; create it before its schedules"
             raise NotFound(E_NOT_FOUND, text)
         if row.state not in _LIVE:
-            text = f"topic {message.topic!r} is being deleted or moved; try again later"
+            text = f"topic {request.topic!r} is being deleted or moved; try again later"
             raise Refused(E_CLOSING, text)
-        if do == "add":
-            self._add(message, name, row)
-            return
-        if name not in row.schedules:
-            known = ", ".join(sorted(row.schedules)[:10]) or "none"
-            text = f"topic {message.topic!r} has no schedule {name!r}; it has {known}"
-            raise NotFound(E_NOT_FOUND, text)
-        if do == "set":
-            self._set(message, name, row)
-            return
-        if do == "run":
-            self._run(message, name, dict(row.schedules[name]))
-            return
-        rest = {one: found for one, found in row.schedules.items() if one != name}
-        if do == "remove":
-            self._registry.schedule(message.topic, rest)
-        else:
-            self._pause(message.topic, name, row, is_paused=do == "pause")
-        self._requests.done(message.request, {})
+        return row
 
-    def _add(self, message: p.Manage, name: str, row: TopicRow) -> None:
-        now_s = int(time.time())
-        one = asked_schedule(message.options, uuid.uuid4().hex, now_s)
-        if is_ephemeral(message.topic):
-            text = f"topic {message.topic!r} exists only in memory, and a schedule must be durable"
+    def _row_with(self, request: ScheduleRequest[Any]) -> TopicRow:
+        """Return the row of the topic, which has the schedule."""
+        row = self._row(request)
+        if request.name not in row.schedules:
+            known = ", ".join(sorted(row.schedules)[:10]) or "none"
+            text = f"topic {request.topic!r} has no schedule {request.name!r}; it has {known}"
+            raise NotFound(E_NOT_FOUND, text)
+        return row
+
+    def _add(self, request: AddScheduleRequest) -> None:
+        topic, name, row = request.topic, request.name, self._row(request)
+        schedule = asked_schedule(options_of(request), uuid.uuid4().hex, int(time.time()))
+        if is_ephemeral(topic):
+            text = f"topic {topic!r} exists only in memory, and a schedule must be durable"
             raise UsageError(E_UNSUPPORTED, text)
         if name in row.schedules:
-            text = f"topic {message.topic!r} has a schedule {name!r} already; remove it first"
+            text = f"topic {topic!r} has a schedule {name!r} already; remove it first"
             raise UsageError(E_EXISTS, text)
-        self._keep(message, name, row, one)
+        self._keep(request, row, schedule)
 
-    def _set(self, message: p.Manage, name: str, row: TopicRow) -> None:
+    def _set(self, request: SetScheduleRequest) -> None:
         """Change a schedule. Its new due times count from now on, so none of them is missed."""
+        name, row = request.name, self._row_with(request)
         before = from_row(row.schedules[name])
-        one = changed_schedule(before, message.options, int(time.time()))
-        others = {key: found for key, found in row.schedules.items() if key != name}
-        self._keep(message, name, replace(row, schedules=others), one)
+        schedule = changed_schedule(before, options_of(request), int(time.time()))
+        others = {key: other for key, other in row.schedules.items() if key != name}
+        self._keep(request, replace(row, schedules=others), schedule)
 
-    def _keep(self, message: p.Manage, name: str, row: TopicRow, one: Schedule) -> None:
+    def _keep(
+        self, request: AddScheduleRequest | SetScheduleRequest, row: TopicRow, schedule: Schedule
+    ) -> None:
         """Check a schedule, write it to the registry, and answer with its first due time."""
-        self._check_room(one, {message.topic: row})
+        self._check_room(schedule, {request.topic: row})
         if self._lacks_library():
             raise UsageError(E_UNSUPPORTED, _NEEDS)
         from ...schedules.cron import Cron  # needs the library
 
-        due = Cron(one.cron, one.timezone).first_after(one.since)
-        self._registry.schedule(message.topic, {**row.schedules, name: as_row(one)})
-        self._requests.done(message.request, {"next_due_ns": (due or 0) * 1_000_000_000})
+        due = Cron(schedule.cron, schedule.timezone).first_after(schedule.since)
+        schedules = {**row.schedules, request.name: as_row(schedule)}
+        self._registry.schedule(request.topic, schedules)
+        self._requests.done(request.request, {"next_due_ns": (due or 0) * 1_000_000_000})
 
-    def _run(self, message: p.Manage, name: str, row: dict[str, Any]) -> None:
+    def _run(self, request: RunScheduleRequest) -> None:
+        row = dict(self._row_with(request).schedules[request.name])
         from_row(row)  # a schedule that cannot be read is refused here
         if trouble := self.trouble():
             raise Refused(E_UNSUPPORTED, trouble)
         children = [child for child in self._running() if child.state == "up"]
         if not children:
             raise Refused(E_CLOSING, "the scheduler is being started; try again in a moment")
-        order = partial(p.RunSchedule, topic=message.topic, name=name, row=row)
-        relay = partial(self._requests.relay, message.request)
+        order = partial(p.RunSchedule, topic=request.topic, name=request.name, row=row)
+        relay = partial(self._requests.relay, request.request)
         self._requests.orders.send(children[0], order, relay)
+
+    def _remove(self, request: RemoveScheduleRequest) -> None:
+        schedules = {**self._row_with(request).schedules}
+        del schedules[request.name]
+        self._registry.schedule(request.topic, schedules)
+        self._requests.done(request.request, {})
+
+    def _pause(self, request: PauseScheduleRequest | ResumeScheduleRequest) -> None:
+        """Pause or resume a schedule. Due times in a pause do not count as missed."""
+        is_paused = isinstance(request, PauseScheduleRequest)
+        schedules = {**self._row_with(request).schedules}
+        schedule = from_row(schedules[request.name])
+        if schedule.paused != is_paused:
+            since = schedule.since if is_paused else int(time.time())
+            changed = replace(schedule, paused=is_paused, since=since)
+            schedules[request.name] = as_row(changed)
+            self._registry.schedule(request.topic, schedules)
+        self._requests.done(request.request, {})
 
     def _check_room(self, one: Schedule, changed: Mapping[str, TopicRow]) -> None:
         """Check the limits. `changed` are rows that count instead of those of the registry."""
@@ -241,20 +267,11 @@ class Schedules:
             text = f"the bodies of all schedules have {size:,} bytes with this one; the limit is"
             raise Refused(E_LIMIT, f"{text} {SCHEDULES_BYTES_MAX:,} bytes; remove some")
 
-    def _pause(self, topic: str, name: str, row: TopicRow, *, is_paused: bool) -> None:
-        """Pause or resume a schedule. Due times in a pause do not count as missed."""
-        one = from_row(row.schedules[name])
-        if one.paused == is_paused:
-            return
-        since = one.since if is_paused else int(time.time())
-        changed = as_row(replace(one, paused=is_paused, since=since))
-        self._registry.schedule(topic, {**row.schedules, name: changed})
-
     # The list
 
-    def _list(self, message: p.Manage) -> None:
+    def _list(self, request: ListSchedulesRequest) -> None:
         children = [child for child in self._running() if child.state == "up"]
-        answer = partial(self._answer, message.request)
+        answer = partial(self._answer, request.request)
         self._requests.gatherings.gather(children, answer, detailed=True)
 
     def _answer(self, request: int, complete: bool, details: Details) -> None:

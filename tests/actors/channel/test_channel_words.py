@@ -15,9 +15,9 @@ from tests.actors.channel.test_channel_actor import Shell
 from zsq.actors.channel.feed import FeedState
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
-from zsq.transport.client.core.asking import END
 from zsq.transport.errors import UsageError
 from zsq.transport.wire import protocol as p
+from zsq.transport.wire.admin_requests import END
 
 
 def sub(ready: int = 5) -> p.Sub:

@@ -26,14 +26,13 @@ from zsq.actors.security.audit import (
     Allowances,
     AuditLog,
     AuditRecorder,
-    count_of,
     line,
     looks_only,
     shortened,
 )
 from zsq.actors.supervisor.commands.management import Commands
 from zsq.actors.supervisor.commands.requests import Requests
-from zsq.transport.errors import UsageError
+from zsq.transport.errors import E_BAD_ARGUMENT, E_UNSUPPORTED, UsageError
 from zsq.transport.wire.protocol import Manage
 
 S = 20.0
@@ -322,12 +321,23 @@ def test_actions_that_only_read_are_not_recorded_and_unknown_ones_are() -> None:
     assert not any(looks_only(order(action)) for action in changing)
 
 
-def test_a_count_outside_its_limits_is_refused() -> None:
-    assert count_of({}) == 100
-    assert count_of({"count": 5}) == 5
-    for wrong in (0, -1, REMEMBERED + 1, "5", True, None):
-        with pytest.raises(UsageError):
-            count_of({"count": wrong})
+@pytest.mark.parametrize("count", [0, -1, REMEMBERED + 1])
+def test_a_count_outside_its_limits_is_refused(tmp_path: Path, count: int) -> None:
+    sent: list[Any] = []
+    management, _ = commands(AuditLog(tmp_path / "audit.log"), sent)
+    management.on_mail(Mail((b"me",), Manage(1, "audit", "", "", {"count": count}), []))
+    assert [message.code for message in sent] == [E_BAD_ARGUMENT]
+
+
+def test_a_request_without_a_handler_is_refused_and_recorded(tmp_path: Path) -> None:
+    """The broker may lack the extension that answers it."""
+    log = AuditLog(tmp_path / "audit.log")
+    sent: list[Any] = []
+    management, _ = commands(log, sent)
+    management.on_mail(Mail((b"me",), Manage(1, "alarm", "", "", {"do": "ack"}), []))
+    assert [message.code for message in sent] == [E_UNSUPPORTED]
+    assert "alarm ack" in sent[0].text
+    assert [row["action"] for row in log.newest(5)] == ["alarm"]
 
 
 def test_a_line_is_never_longer_than_its_limit() -> None:

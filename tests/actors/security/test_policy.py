@@ -18,15 +18,15 @@ from zsq.actors.security.policy import (
     FILTERS,
     LINKS,
     NOBODY,
-    ORDERS,
     UNWELL,
     AccessPolicy,
-    Action,
     Principal,
     visible,
 )
-from zsq.transport.errors import E_FORBIDDEN, Refused
+from zsq.transport.errors import E_FORBIDDEN, Refused, UsageError
 from zsq.transport.wire import protocol as p
+from zsq.transport.wire.actions import Action
+from zsq.transport.wire.admin_requests import REQUESTS
 
 
 def principals(file: str) -> dict[str, Principal]:
@@ -57,6 +57,7 @@ subscribe = ["u"]
 view = ["*"]
 """) | {"": EVERYBODY, "nobody": NOBODY}
 ALL = frozenset(USERS) - {"nobody"}
+ORIGIN = ("t", "0" * 32, "c")
 ADMINS = frozenset({"admin", ""})
 LOOKERS = ALL - {"elsewhere"}
 
@@ -92,21 +93,17 @@ def who_may(message: p.Wire) -> frozenset[str]:
         ("close", "t", "", {"to": "publishers"}, ADMINS),
         ("open", "t", "", {"to": "publishers"}, ADMINS),
         ("seek", "t", "c", {"offset": 0}, ADMINS),
-        ("backup", "t", "", {}, {""}),
+        ("backup", "t", "", {"do": "state", "id": "x"}, {""}),
         ("audit", "t", "", {}, {""}),
-        ("invented later", "t", "", {}, {""}),
-        ("invented later", "", "", {}, {""}),
         ("delayed", "t", "", {"do": "cancel", "all": True}, ADMINS),
-        ("delayed", "t", "", {}, {""}),
         ("delayed", "t", "", {"do": "list"}, {"reader", ""}),
         ("delayed", "t", "", {"do": "count"}, LOOKERS),
-        ("redrive", "t", "", {"to": "t"}, {"redriver", ""}),
-        ("redrive", "t", "", {"to": "t", "channel": "c"}, {""}),
-        ("redrive", "t", "", {"to": "u"}, {""}),
-        ("redrive", "t", "", {"to": 3}, set()),
-        ("redrive", "t", "", {}, set()),
-        ("peek", "t", "c", {}, {"reader", "consumer", ""}),
-        ("peek", "t", "d", {}, {"reader", ""}),
+        ("redrive", "t", "", {"to": "t", "origin": ORIGIN}, {"redriver", ""}),
+        ("redrive", "t", "", {"to": "t", "to_channel": "c", "origin": ORIGIN}, {""}),
+        ("redrive", "t", "", {"to": "u", "origin": ORIGIN}, {""}),
+        ("redrive", "t", "", {"to": "", "origin": ORIGIN}, {""}),
+        ("peek", "t", "c", {"limit": 1}, {"reader", "consumer", ""}),
+        ("peek", "t", "d", {"limit": 1}, {"reader", ""}),
         ("chunks", "t", "", {}, LOOKERS),
         ("ended", "t", "", {}, LOOKERS),
         ("list", "", "", {}, ALL),
@@ -115,8 +112,8 @@ def who_may(message: p.Wire) -> frozenset[str]:
         ("create", "t", "", {"parts": 4}, ADMINS),
         ("add_parts", "t", "", {"count": 1}, ADMINS),
         ("pause", "t#3", "", {}, ADMINS),
-        ("peek", "t#3", "c", {}, {"reader", "consumer", ""}),
-        ("redrive", "t#3", "", {"to": "t#255"}, {"redriver", ""}),
+        ("peek", "t#3", "c", {"limit": 1}, {"reader", "consumer", ""}),
+        ("redrive", "t#3", "", {"to": "t#255", "origin": ORIGIN}, {"redriver", ""}),
         ("pause", "t#256", "", {}, {""}),
         ("pause", "t#03", "", {}, {""}),
         ("pause", "t#ephemeral", "", {}, {""}),
@@ -126,6 +123,18 @@ def test_each_order_is_permitted_to_exactly_these_users(
     action: str, topic: str, channel: str, options: dict[str, Any], may: frozenset[str]
 ) -> None:
     assert who_may(p.Manage(1, action, topic, channel, options)) == may
+
+
+@pytest.mark.parametrize(
+    ("action", "options"),
+    [("invented later", {}), ("delayed", {}), ("redrive", {"to": 3}), ("pause", {"to": "t"})],
+)
+def test_an_order_that_is_not_valid_is_refused_to_every_user(
+    action: str, options: dict[str, Any]
+) -> None:
+    for user in USERS.values():
+        with pytest.raises(UsageError):
+            policy.check_message(user, p.Manage(1, action, "t", "", options))
 
 
 def test_only_permitted_users_may_ask_for_statistics_and_endpoints() -> None:
@@ -165,8 +174,8 @@ def test_a_part_has_the_permissions_of_its_topic() -> None:
         topic, part = (p.Open(1, kind, name, "c", False) for name in ("t", "t#3"))
         may = permits(partial(_opens, topic))
         assert permits(partial(_opens, part)) == may, kind
-    assert not USERS["elsewhere"].may(policy.Action.PUBLISH, "t#3")
-    assert USERS["elsewhere"].may(policy.Action.PUBLISH, "u#3")
+    assert not USERS["elsewhere"].may(Action.PUBLISH, "t#3")
+    assert USERS["elsewhere"].may(Action.PUBLISH, "u#3")
 
 
 def test_every_kind_of_link_has_its_rule() -> None:
@@ -278,5 +287,5 @@ def test_an_answer_about_the_whole_broker_without_a_filter_is_not_visible() -> N
     assert visible(answer, USERS["viewer"], "a new request") == {}
     assert visible(answer, USERS["all"], "a new request") == {}
     assert visible(answer, EVERYBODY, "a new request") == answer
-    whole = {order for order, action in ORDERS.items() if action is Action.SEE_SOME}
+    whole = {row.name for row in REQUESTS if row.action is Action.SEE_SOME}
     assert whole < FILTERS.keys(), "each of them has its filter"

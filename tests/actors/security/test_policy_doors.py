@@ -4,6 +4,7 @@ users whom the policy permits.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,12 +24,9 @@ from zsq.actors.security.policy import (
     LINKS,
     LOOKING,
     NOBODY,
-    ORDERS,
     PATHS,
     RULES,
-    SCHEDULE_PUBLISHES,
     AccessPolicy,
-    Action,
     Principal,
     check_message,
     check_open,
@@ -38,6 +36,19 @@ from zsq.actors.security.policy import (
 from zsq.transport.errors import E_FORBIDDEN, Refused
 from zsq.transport.nsq.permissions import parse_state
 from zsq.transport.wire import protocol as p
+from zsq.transport.wire.actions import Action
+from zsq.transport.wire.admin_codec import manage_of
+from zsq.transport.wire.admin_requests import (
+    REQUESTS,
+    ROW_OF,
+    AddScheduleRequest,
+    AdminRequest,
+    RequestRow,
+    RunScheduleRequest,
+    Scope,
+    SetScheduleRequest,
+    SilenceAlarmRequest,
+)
 
 Lists = dict[str, list[str]]
 ALL = {name: ["*"] for name in ("publish", "subscribe", "admin", "view")}
@@ -151,7 +162,7 @@ def test_the_table_has_every_action() -> None:
     assert BY_FILE.keys() == BY_SERVER.keys() == RULES.keys() == set(Action)
     used = {
         *LINKS.values(),
-        *ORDERS.values(),
+        *(row.action for row in REQUESTS),
         *COMMANDS.values(),
         *(action for actions in PATHS.values() for action in actions),
     }
@@ -211,23 +222,43 @@ def test_each_kind_of_link_opens_only_with_its_permission(kind: str) -> None:
     assert not is_permitted(check_open, NOBODY, link)
 
 
-@pytest.mark.parametrize("order", [*ORDERS, "backup", "audit", "delayed", "schedule", "new", ""])
-def test_each_order_is_permitted_only_with_its_permission(order: str) -> None:
-    parted = order.startswith(("delayed", "schedule", "skip"))
-    name, _, do = order.partition(" ") if parted else (order, "", "")
-    channel = "c" if order in ("peek", "skip preview") else ""
-    message = p.Manage(1, name, "t", channel, {"to": "t"} | ({"do": do} if do else {}))
-    action = ORDERS.get(order, Action.ADMINISTER)
-    publishes = action is Action.REDRIVE or order in SCHEDULE_PUBLISHES
-    target = (Action.PUBLISH,) if publishes else ()
-    assert is_permitted(check_message, allowed_by_file(action, *target), message)
-    assert not is_permitted(check_message, refused_by_file(action), message)
+def request_named(row: RequestRow) -> AdminRequest[Any]:
+    """Return a request of this row about topic "t"."""
+    options: dict[str, Any] = {"name": "n", "cron": "* * * * *", "body": b"x", "to": "t", "id": "x"}
+    options |= {"origin": ("t", "0" * 32, "c"), "limit": 1, "offset": 0, "offsets": (1,)}
+    options |= {"consumer": "x", "span": "1d", "count": 1, "broker": 0, "addresses": ()}
+    fields = {field.name for field in dataclasses.fields(row.kind)}
+    required = {
+        field.name for field in dataclasses.fields(row.kind) if field.default is dataclasses.MISSING
+    }
+    required |= {"offset"} & fields
+    topic = "" if row.scope is Scope.BROKER else "t"
+    channel = "c" if row.scope is Scope.CHANNEL else ""
+    given = {name: value for name, value in options.items() if name in required}
+    return row.kind(topic, channel, **given)
+
+
+@pytest.mark.parametrize("row", REQUESTS, ids=lambda row: row.kind.__name__)
+def test_each_request_is_permitted_only_with_its_permission(row: RequestRow) -> None:
+    request = request_named(row)
+    message = manage_of(request)
+    target = (Action.PUBLISH,) if request.target is not None else ()
+    assert is_permitted(check_message, allowed_by_file(row.action, *target), message)
+    assert not is_permitted(check_message, refused_by_file(row.action), message)
     assert not is_permitted(check_message, NOBODY, message)
 
 
-@pytest.mark.parametrize("do", ["add", "set", "run"])
-def test_the_broker_publishes_by_schedule_only_for_a_user_who_may_publish(do: str) -> None:
-    message = p.Manage(1, "schedule", "t", "", {"do": do})
+def test_a_change_of_the_whole_broker_needs_its_admin() -> None:
+    message = manage_of(SilenceAlarmRequest())
+    assert not is_permitted(check_message, allowed_by_file(Action.MANAGE_TOPIC), message)
+    assert is_permitted(check_message, allowed_by_file(Action.ADMINISTER), message)
+
+
+@pytest.mark.parametrize("kind", [AddScheduleRequest, SetScheduleRequest, RunScheduleRequest])
+def test_the_broker_publishes_by_schedule_only_for_a_user_who_may_publish(
+    kind: type[AdminRequest[Any]],
+) -> None:
+    message = manage_of(request_named(ROW_OF[kind]))
     assert not is_permitted(check_message, allowed_by_file(Action.MANAGE_TOPIC), message)
     assert not is_permitted(check_message, allowed_by_file(Action.PUBLISH), message)
     assert is_permitted(

@@ -14,12 +14,12 @@ from zsq.actors.security.policy import (
     NOBODY,
     UNWELL,
     AccessPolicy,
-    Action,
     Principal,
     granted,
     visible,
 )
 from zsq.transport.nsq.permissions import parse_state
+from zsq.transport.wire.actions import Action
 
 STATS: dict[str, Any] = {
     "health": "failed topics: hidden",

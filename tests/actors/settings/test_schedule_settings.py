@@ -20,7 +20,7 @@ from zsq.actors.settings.schedule_settings import (
 )
 from zsq.transport.errors import E_BAD_NAME, E_TOO_BIG, UsageError
 
-GIVEN: dict[str, Any] = {"do": "add", "name": "n", "cron": "* * * * *", "body": b"x"}
+GIVEN: dict[str, Any] = {"name": "n", "cron": "* * * * *", "body": b"x"}
 _VALUES = st.one_of(
     st.text(),
     st.integers(-(2**63), 2**63 - 1),

@@ -15,7 +15,7 @@ from tests.support.group import Broker, a_channel
 from zsq.actors.runtime.process_table import Child
 from zsq.actors.statistics import overview
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS, Overview
-from zsq.transport.errors import UsageError
+from zsq.transport.wire.admin_requests import OverviewRequest
 
 S = 1_000_000_000
 STORAGE = {
@@ -62,7 +62,7 @@ class OverviewHarness:
 
     def ask(self, since: int = 0, **more: Any) -> Any:
         self.overview._refreshed_ns = -overview.REFRESH_NS
-        return self.overview.answer({"since": since, **more})
+        return self.overview.answer(OverviewRequest(since=since, **more))
 
     def channel_row(self) -> dict[str, Any]:
         return dict(zip(CHANNEL_FIELDS, self.ask()["topics"]["t"][1]["a"], strict=True))
@@ -124,7 +124,7 @@ def test_a_change_of_a_channel_does_not_repeat_the_row_of_its_topic(
 
 def test_requests_at_the_same_time_share_one_version(harness: OverviewHarness) -> None:
     version = harness.ask()["version"]
-    assert harness.overview.answer({"since": 0})["version"] == version
+    assert harness.overview.answer(OverviewRequest())["version"] == version
 
 
 def test_a_pulse_that_says_the_same_once_more_is_no_change(harness: OverviewHarness) -> None:
@@ -200,9 +200,6 @@ def test_processes_and_alarms_are_included_only_if_requested(harness: OverviewHa
         "channel",
     ]
     assert found["broker"]["processes"] == 4
-    for wrong in ({"since": "1"}, {"since": 0, "all": True}):
-        with pytest.raises(UsageError):
-            harness.overview.answer(wrong)
 
 
 @pytest.mark.parametrize(
@@ -222,4 +219,4 @@ def test_a_broker_says_if_it_belongs_to_a_cluster_or_has_a_standby(
     if bucket is not None:
         singles[1] = SimpleNamespace(spec=SimpleNamespace(kind="archive", start=None), stats=bucket)
     view = replace(harness.broker.view(), singles=singles)
-    assert Overview(view).answer({})["broker"]["clustered"] is is_clustered
+    assert Overview(view).answer(OverviewRequest())["broker"]["clustered"] is is_clustered

@@ -28,6 +28,7 @@ from zsq.transport.block.block import pack
 from zsq.transport.errors import Refused, UsageError, ZsqError
 from zsq.transport.settings import Retention
 from zsq.transport.wire import protocol as p
+from zsq.transport.wire.admin_codec import request_of
 
 
 class Office(Bench):
@@ -63,7 +64,7 @@ class Office(Bench):
         return self.backup
 
     def order(self, do: str, name: str = "one") -> p.Done | None:
-        order = order_for(p.Manage(0, "backup", "t", "", {"do": do, "id": name}))(1)
+        order = order_for(request_of(p.Manage(0, "backup", "t", "", {"do": do, "id": name})))(1)
         if isinstance(order, p.BackUpState):
             self.backup.take_state(order)
         elif isinstance(order, p.BackUpLog):

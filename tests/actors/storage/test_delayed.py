@@ -26,6 +26,7 @@ from zsq.storage.space import Shortage
 from zsq.transport.block.block import Block, pack
 from zsq.transport.errors import E_DISK_FULL, UsageError
 from zsq.transport.wire import protocol as p
+from zsq.transport.wire.admin_codec import request_of
 
 S = 1_000_000_000
 SCAN = (b"scan",)
@@ -100,7 +101,7 @@ class Bench:
 
     def order(self, **data: Any) -> Any:
         """Return the answer to this request, at once or when it has arrived."""
-        order = order_for(p.Manage(0, "delayed", "t", "", data))(9)
+        order = order_for(request_of(p.Manage(0, "delayed", "t", "", data)))(9)
         carried_out: Any = {
             p.CountDelayed: self.harness.count,
             p.ListDelayed: self.harness.list_some,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, get_type_hints, is_typeddict
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 
@@ -23,6 +24,8 @@ from zsq.transport.client.core.stage_table import STAGE_TABLE
 from zsq.transport.client.link.link_table import LINK_TABLE
 from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.wire import protocol
+from zsq.transport.wire.admin_codec import SETTINGS
+from zsq.transport.wire.admin_requests import REQUESTS, AdminRequest
 from zsq.transport.wire.codec import decode, encode
 
 DOCUMENT: Final = Path(__file__).resolve().parents[3] / "transport" / "PROTOCOL.md"
@@ -72,6 +75,54 @@ def _kind(hint: Any) -> str:
         if is_typeddict(hint) or getattr(hint, "__origin__", hint) is dict
         else str(hint.__name__)
     )
+
+
+def requests() -> str:
+    """Return the table of administrative requests."""
+    lines = [
+        "| action | about | options | answer | needs | | meaning |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    base = {field.name for field in dataclasses.fields(AdminRequest)}
+    for row in REQUESTS:
+        hints = get_type_hints(row.kind)
+        options = [
+            "..."
+            if field.name == SETTINGS
+            else f"{field.name}{'' if _is_required(field) else '?'}: {_option(hints[field.name])}"
+            for field in dataclasses.fields(row.kind)
+            if field.name not in base
+        ]
+        marks = [] if row.is_repeatable else ["once"]
+        marks += ["each part"] if row.each_part else []
+        answer = _answer(row.kind)
+        meaning = " ".join((inspect.getdoc(row.kind) or "").split())
+        cells = (row.name, row.scope.value, ", ".join(options) or "none", answer, row.action.value)
+        lines.append(f"| {' | '.join(cells)} | {', '.join(marks)} | {meaning} |")
+    return "\n".join(line.replace("|  |", "| |") for line in lines)
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
+def _option(hint: Any) -> str:
+    """Return the type of an option as text."""
+    if get_origin(hint) is Literal:
+        return " or ".join(get_args(hint))
+    if get_origin(hint) in (tuple, Mapping):
+        return "map" if get_origin(hint) is Mapping else _kind(hint)
+    if get_args(hint):  # an option that may be missing
+        return _option(get_args(hint)[0])
+    return str(hint.__name__)
+
+
+def _answer(kind: type[AdminRequest[Any]]) -> str:
+    """Return the name of the answer's type: the parameter of the first base that has one."""
+    (parameter,) = get_args(vars(kind).get("__orig_bases__", (None,))[0]) or (None,)
+    if parameter is None:
+        return _answer(kind.__bases__[0])
+    return "map" if get_origin(parameter) is dict else str(parameter.__name__)
 
 
 def table(rows: dict[Any, dict[Any, Any]]) -> str:
@@ -126,6 +177,7 @@ def limits() -> str:
 
 PARTS: Final = {
     "words": words,
+    "requests": requests,
     "producer": lambda: table(PRODUCER_TABLE),
     "consumer": lambda: table(CONSUMER_TABLE),
     "link": lambda: table(LINK_TABLE),

@@ -29,7 +29,8 @@ from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine
 from ..core.producer_session import PendingBlock
 from ..core.publish_arguments import Text, as_attributes, as_body, as_delay_ms
 from ..core.reading import Archive, Measured
-from .aio_asker import Admin, Reader, Turner
+from .aio_asker import Turner
+from .aio_client import Admin, Reader
 from .aio_consumer import Batch, Consumer, Message
 
 __all__ = [

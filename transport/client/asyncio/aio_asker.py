@@ -1,4 +1,4 @@
-"""The asyncio Admin and Reader, and the turner of all asyncio clients.
+"""The base of the asyncio Admin and Reader, and the turner of all asyncio clients.
 
 The turner runs an engine in an event loop. It uses one reader for all sockets of the engine, and
 one timer.
@@ -12,40 +12,16 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack, cast
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from ...errors import ZsqError
-from ...reports import BrokerStats
-from ...settings import ChannelOptions, NewChannelOptions, RetentionSettings
-from ...wire.answers import (
-    Added,
-    AuditEntry,
-    ChannelConfigured,
-    Chunks,
-    Closed,
-    ClusterAnswer,
-    DelayedCount,
-    DelayedRow,
-    Disconnected,
-    FigureHistory,
-    Made,
-    Moved,
-    Moving,
-    Nothing,
-    OverviewAnswer,
-    Scheduled,
-    ScheduleRow,
-    Silenced,
-    TopicConfigured,
-)
-from ...wire.codec import HeaderValue
+from ...wire.address import Target
 from ...wire.spread import HasParts
-from ..blocking.asker import AskerBase, moved
+from ..blocking.asker import AskerBase, AskerPlace, moved
 from ..blocking.caretaker import caretaker
-from ..blocking.client import AdminBase, ReaderBase
 from ..blocking.drive import Drive
 from ..blocking.program_end import (
     CONCLUDE_S,
@@ -55,12 +31,7 @@ from ..blocking.program_end import (
     prepare_end,
     remember,
 )
-from ..core import administration, peeking, reading
-from ..core.administration import Side
-from ..core.asking import Asking, PartAnswers, Place, Question, Reply
-from ..core.message import Fetched, StoredMessage
-from ..core.peeking import PEEK_COUNT, Peek
-from ..core.reading import BYTES_ANY, Archive, Measured
+from ..core.asking import Asking, PartAnswers, Question, Reply
 from ..core.requester import RequestEngine
 from ..link.engine import Engine, Steps, Waiter
 from ..link.timeouts import FAR_NS
@@ -291,7 +262,7 @@ class Asker(AskerBase):
             answers = PartAnswers(question, error.spread)
         for one in answers:
             try:
-                other = self._other(one.urls, Admin)
+                other = self._other(one.urls, at_supervisor)
                 reply = await other._ask_here(one.question, answers.timeout(self._timeout))
                 answers.add(one, reply)
             except HasParts as error:
@@ -333,234 +304,12 @@ class Asker(AskerBase):
         await self.close()
 
 
-class Admin(AdminBase, Asker):
-    """Manage topics and channels. See `zsq.Admin`."""
-
-    async def create_topic(
-        self,
-        name: str,
-        sync: str = "always",
-        *,
-        parts: int = 0,
-        brokers: Sequence[int] = (),
-        **retention: Unpack[RetentionSettings],
-    ) -> Made:
-        return await self._carry_out(
-            administration.create_topic(name, sync, retention, parts, brokers)
-        )
-
-    async def add_parts(self, topic: str, count: int, *, brokers: Sequence[int] = ()) -> Added:
-        return await self._carry_out(administration.add_parts(topic, count, brokers))
-
-    async def move_part(self, part: str, broker: int) -> Moving:
-        return await self._carry_out(administration.move_part(part, broker))
-
-    async def cluster(self, *, fresh: bool = False) -> ClusterAnswer:
-        return await self._carry_out(administration.cluster(fresh=fresh))
-
-    async def configure_topic(
-        self, name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]
-    ) -> TopicConfigured:
-        return await self._carry_out(administration.configure_topic(name, sync, retention))
-
-    async def create_channel(
-        self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]
-    ) -> Made:
-        return await self._carry_out(administration.create_channel(topic, channel, settings))
-
-    async def configure_channel(
-        self, topic: str, channel: str, **settings: Unpack[ChannelOptions]
-    ) -> ChannelConfigured:
-        return await self._carry_out(administration.configure_channel(topic, channel, settings))
-
-    async def delete_topic(self, name: str, force: bool = False) -> Nothing:
-        return await self._carry_out(administration.delete(name, None, force))
-
-    async def close_topic(self, name: str, to: Side = "publishers") -> Closed:
-        return await self._carry_out(administration.close_topic(name, to))
-
-    async def open_topic(self, name: str, to: Side = "publishers") -> Closed:
-        return await self._carry_out(administration.open_topic(name, to))
-
-    async def delete_channel(self, topic: str, channel: str, force: bool = False) -> Nothing:
-        return await self._carry_out(administration.delete(topic, channel, force))
-
-    async def pause(self, topic: str, channel: str | None = None) -> Nothing:
-        return await self._carry_out(administration.pause(topic, channel))
-
-    async def unpause(self, topic: str, channel: str | None = None) -> Nothing:
-        return await self._carry_out(administration.unpause(topic, channel))
-
-    async def empty(self, topic: str, channel: str | None = None) -> Nothing:
-        return await self._carry_out(administration.empty(topic, channel))
-
-    async def seek(
-        self, topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False
-    ) -> Moved:
-        return await self._carry_out(administration.seek(topic, channel, where, forward, clamp))
-
-    async def skip(
-        self, topic: str, channel: str, offsets: Sequence[int], *, preview: bool = False
-    ) -> list[int]:
-        return await self._carry_out(administration.skip(topic, channel, offsets, preview))
-
-    async def disconnect(self, topic: str, channel: str, consumer: str) -> Disconnected:
-        return await self._carry_out(administration.disconnect(topic, channel, consumer))
-
-    async def redrive_to(
-        self,
-        dead_topic: str,
-        to: str,
-        channel: str | None,
-        origin: tuple[str, str, str],
-        chosen: bool = False,
-    ) -> Nothing:
-        return await self._carry_out(
-            administration.redrive_to(dead_topic, to, channel, origin, chosen)
-        )
-
-    async def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
-        async with Reader(topic, timeout=self._timeout, **self._same_place()) as reader:
-            held = await self._carry_out(peeking.place_of(topic, channel, count))
-            return await reader._carry_out(peeking.look(topic, channel, held, count))
-
-    async def delayed_list(
-        self, topic: str, after: str = "", limit: int = 1_000
-    ) -> list[DelayedRow]:
-        return await self._carry_out(administration.delayed_list(topic, after, limit))
-
-    async def delayed_count(self, topic: str) -> DelayedCount:
-        return await self._carry_out(administration.delayed_count(topic))
-
-    async def delayed_cancel(self, topic: str, keys: Sequence[str]) -> list[bool]:
-        return await self._carry_out(administration.delayed_cancel(topic, keys))
-
-    async def delayed_cancel_all(self, topic: str) -> int:
-        return await self._carry_out(administration.delayed_cancel_all(topic))
-
-    async def schedule_add(
-        self,
-        topic: str,
-        name: str,
-        cron: str,
-        body: bytes,
-        *,
-        timezone: str = "UTC",
-        missed: str = "one",
-        key: bytes | str | None = None,
-        tag: str | None = None,
-        headers: Mapping[str, HeaderValue] | None = None,
-    ) -> Scheduled:
-        return await self._carry_out(
-            administration.schedule_add(
-                topic, name, cron, body, timezone, missed, key, tag, headers
-            )
-        )
-
-    async def schedule_set(
-        self,
-        topic: str,
-        name: str,
-        *,
-        cron: str | None = None,
-        body: bytes | None = None,
-        timezone: str | None = None,
-        missed: str | None = None,
-        tag: str | None = None,
-        headers: Mapping[str, HeaderValue] | None = None,
-    ) -> Scheduled:
-        changes = {
-            "cron": cron, "timezone": timezone, "missed": missed, "tag": tag, "headers": headers,
-        }  # fmt: skip
-        return await self._carry_out(administration.schedule_set(topic, name, changes, body))
-
-    async def schedule_run(self, topic: str, name: str) -> Nothing:
-        return await self._carry_out(administration.schedule_order("run", topic, name))
-
-    async def schedule_remove(self, topic: str, name: str) -> Nothing:
-        return await self._carry_out(administration.schedule_order("remove", topic, name))
-
-    async def schedule_pause(self, topic: str, name: str) -> Nothing:
-        return await self._carry_out(administration.schedule_order("pause", topic, name))
-
-    async def schedule_resume(self, topic: str, name: str) -> Nothing:
-        return await self._carry_out(administration.schedule_order("resume", topic, name))
-
-    async def schedule_list(self, topic: str | None = None) -> list[ScheduleRow]:
-        return await self._carry_out(administration.schedule_list(topic))
-
-    async def topics(self) -> dict[str, list[str]]:
-        return await self._carry_out(administration.topics())
-
-    async def stats(
-        self, topic: str | None = None, channel: str | None = None, *, partial: bool = False
-    ) -> BrokerStats:
-        found = await self._carry_out(administration.stats(topic, channel, partial))
-        return cast("BrokerStats", found)
-
-    async def unfinished(self, topic: str, channel: str) -> int:
-        return await self._carry_out(administration.unfinished(topic, channel))
-
-    async def overview(
-        self, since: int = 0, *, processes: bool = False, alarms: bool = False
-    ) -> OverviewAnswer:
-        return await self._carry_out(administration.overview(since, processes, alarms))
-
-    async def history(
-        self, topic: str, channel: str | None = None, span: str = "1d", points: int = 240
-    ) -> FigureHistory:
-        return await self._carry_out(administration.history(topic, channel, span, points))
-
-    async def alarm_ack(
-        self, topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0
-    ) -> Silenced:
-        return await self._carry_out(administration.alarm("ack", topic, channel, figure, seconds))
-
-    async def alarm_unack(self, topic: str = "", channel: str = "", figure: str = "") -> Silenced:
-        return await self._carry_out(administration.alarm("unack", topic, channel, figure))
-
-    async def audit(self, count: int = 100, topic: str = "") -> list[AuditEntry]:
-        return await self._carry_out(administration.audit(count, topic))
-
-    async def handover(self) -> None:
-        return await self._carry_out(administration.handover())
-
-    async def chunks(self, topic: str) -> Chunks:
-        return await self._carry_out(administration.chunks(topic))
-
-    async def ended(self, topic: str) -> int | None:
-        return await self._carry_out(administration.ended(topic))
-
-    async def ping(self) -> str:
-        return await self._carry_out(administration.ping())
-
-
-class Reader(ReaderBase, Asker):
-    """Read a topic by offset. See `zsq.Reader`."""
-
-    async def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:
-        request = reading.read_on(self.topic, offset, bytes_max, self._on_data_loss)
-        return await self._carry_out(request)
-
-    async def head(self) -> tuple[int, int]:
-        return await self._carry_out(reading.head())
-
-    async def offset_at(self, time_ns: int) -> int:
-        return await self._carry_out(reading.offset_at(time_ns))
-
-    async def archive(self) -> Archive | None:
-        return await self._carry_out(reading.archive())
-
-    async def newest(self, count: int) -> int:
-        return await self._carry_out(reading.newest(count))
-
-    async def message(self, offset: int) -> StoredMessage:
-        return await self._carry_out(reading.message(self.topic, offset))
-
-    async def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
-        return await self._carry_out(reading.measure(start, end, bytes_max))
-
-    async def uuid(self) -> str:
-        await self.head()
-        assert self._made is not None
-        return self._made.engine.uuid
+def at_supervisor(**place: Unpack[AskerPlace]) -> Asker:
+    """Return a client of the supervisor of another broker, which answers about its parts."""
+    return Asker(
+        place["url"],
+        Target("supervisor"),
+        place["timeout"],
+        key_file=place["key_file"],
+        transport=place["transport"],
+    )

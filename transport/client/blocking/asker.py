@@ -21,7 +21,7 @@ from .drive import Drive, ours
 from .producer import check_times
 from .program_end import ClientName, inherit, name_of, remember
 
-__all__ = ["Asker", "AskerBase", "ClientAddress", "moved", "named_by"]
+__all__ = ["Asker", "AskerBase", "AskerPlace", "ClientAddress", "moved", "named_by"]
 
 _T = TypeVar("_T")
 
@@ -228,11 +228,13 @@ class Asker(AskerBase):
         self.close()
 
 
-class _Place(ClientAddress):
+class AskerPlace(ClientAddress):
+    """The arguments of a client of another broker."""
+
     timeout: float | None
 
 
-def at_supervisor(**place: Unpack[_Place]) -> Asker:
+def at_supervisor(**place: Unpack[AskerPlace]) -> Asker:
     """Return a client of the supervisor of another broker, which answers about its parts."""
     return Asker(
         place["url"],

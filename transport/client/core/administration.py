@@ -1,9 +1,14 @@
-"""Calls of Admin: their requests to the supervisor and the meaning of the replies. No I/O."""
+"""Calls of Admin: what each asks of the supervisor, and the meaning of the replies. No I/O.
+
+Each public function here is a method of both clients. `scripts/clients.py` generates the methods from
+the signatures and docstrings: `blocking/admin_calls.py` and `asyncio/aio_admin_calls.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Unpack, cast
 
 from ...errors import (
     E_BAD_ARGUMENT,
@@ -16,6 +21,48 @@ from ...errors import (
 )
 from ...names import PARTS_MAX, base_of, check_name, part_name, part_of
 from ...settings import SYNC_MODES, ChannelOptions, NewChannelOptions, RetentionSettings
+from ...wire.admin_requests import (
+    AddPartsRequest,
+    AddScheduleRequest,
+    AnswerT,
+    AuditRequest,
+    CancelDelayedRequest,
+    ChunksRequest,
+    CloseRequest,
+    ClusterRequest,
+    ConfigureChannelRequest,
+    ConfigureTopicRequest,
+    CountDelayedRequest,
+    CreateChannelRequest,
+    CreateTopicRequest,
+    DeleteRequest,
+    DisconnectRequest,
+    EmptyRequest,
+    EndedRequest,
+    EndSilenceRequest,
+    HandoverRequest,
+    HistoryRequest,
+    ListDelayedRequest,
+    ListSchedulesRequest,
+    ListTopicsRequest,
+    MovePartRequest,
+    OpenRequest,
+    OverviewRequest,
+    PauseRequest,
+    PauseScheduleRequest,
+    PreviewSkipRequest,
+    RedriveRequest,
+    RemoveScheduleRequest,
+    ResumeScheduleRequest,
+    RunScheduleRequest,
+    ScheduleRequest,
+    SeekRequest,
+    SetScheduleRequest,
+    Side,
+    SilenceAlarmRequest,
+    SkipRequest,
+    UnpauseRequest,
+)
 from ...wire.answers import (
     Added,
     AuditEntry,
@@ -38,201 +85,306 @@ from ...wire.answers import (
     TopicConfigured,
 )
 from ...wire.codec import HeaderValue
-from ...wire.protocol import SKIPPED_MAX, Manage, Stats
 from ...wire.spread import HasParts, parts_of_keys
-from .asking import END, Asking, Place, Question, ask, carried, moved_to, on_wire
-from .publish_arguments import Text, as_attributes, as_body
-
-Side = Literal["publishers", "consumers"]
-
-
-def manage(
-    action: str,
-    topic: str,
-    channel: str | None = None,
-    options: Mapping[str, object] | None = None,
-    *,
-    repeatable: bool = True,
-) -> Asking[Any]:
-    """Send an order to a topic or a channel. `repeatable`: see `Request`."""
-    check_name(topic)
-    name = "" if channel is None else check_name(channel, "channel")
-    return ask(
-        Question(
-            lambda number: Manage(number, action, topic, name, {**(options or {})}), repeatable
-        )
-    )
+from .asking import Asking, Place, ask_admin, ask_stats, carried, on_wire, seek_place
+from .publish_arguments import as_attributes, as_body
 
 
 def create_topic(
     name: str,
-    sync: str,
-    retention: RetentionSettings,
+    sync: str = "always",
+    *,
     parts: int = 0,
     brokers: Sequence[int] = (),
+    **retention: Unpack[RetentionSettings],
 ) -> Asking[Made]:
+    """Create a topic. Returns {"existed": True} if it existed and so was not changed.
+
+    `sync`: always, bucket, interval, or never. With `parts`, the topic has that many parts at
+    the brokers of the cluster, in turn, or at `brokers` (numbers of brokers, see `cluster`).
+    """
+    check_name(name)
     _check_sync(sync)
-    options: dict[str, object] = {"retention": carried(retention)} if retention else {}
     if parts:
-        options["parts"] = _check_parts(parts)
-        if brokers:
-            options["brokers"] = tuple(brokers)
+        _check_parts(parts)
     elif brokers:
         raise UsageError(E_BAD_ARGUMENT, "brokers are for the parts of a topic: give parts, too")
-    return manage("create", name, None, {"sync": sync, **options}, repeatable=False)
+    return ask_admin(
+        CreateTopicRequest(
+            name,
+            sync=sync,
+            retention=carried(retention),
+            parts=parts or None,
+            brokers=tuple(brokers),
+        )
+    )
 
 
-def add_parts(topic: str, count: int, brokers: Sequence[int] = ()) -> Asking[Added]:
-    options: dict[str, object] = {"count": _check_parts(count)}
-    if brokers:
-        options["brokers"] = tuple(brokers)
-    return manage("add_parts", topic, None, options, repeatable=False)
+def add_parts(topic: str, count: int, *, brokers: Sequence[int] = ()) -> Asking[Added]:
+    """Add parts to a topic that has parts. Returns {"parts": how many it has now}.
 
-
-def _check_parts(count: int) -> int:
-    if type(count) is not int or not 1 <= count <= PARTS_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"a topic has 1 to {PARTS_MAX} parts, not {count!r:.40}")
-    return count
+    They are at the brokers with the fewest parts of the topic, of all or of `brokers` (numbers
+    of brokers, see `cluster`). Producers and consumers that are connected use them within a
+    minute. Some keys move to the new parts, so the order of a key is not kept across this
+    change.
+    """
+    check_name(topic)
+    return ask_admin(AddPartsRequest(topic, count=_check_parts(count), brokers=tuple(brokers)))
 
 
 def move_part(part: str, broker: int) -> Asking[Moving]:
+    """Begin to move a part, such as "clicks#3", to the broker with this number.
+
+    With the number of the broker that has it, a move that has not begun is withdrawn. Returns
+    {"hold": how often the part was moved before}. `cluster` shows under `moves` what is not
+    completed.
+    """
     if part_of(part) is None:
         text = f"only a part can be moved, such as clicks#3: {part!r} is no name of a part"
         raise UsageError(E_BAD_ARGUMENT, text)
     if type(broker) is not int or broker < 0:
         raise UsageError(E_BAD_ARGUMENT, f"broker must be a number from 0 on, not {broker!r:.40}")
-    return manage("move", part, None, {"broker": broker})
+    return ask_admin(MovePartRequest(part, broker=broker))
 
 
 def cluster(*, fresh: bool = False) -> Asking[ClusterAnswer]:
-    options = {"fresh": True} if fresh else {}
-    return ask(Question(lambda number: Manage(number, "cluster", "", "", options)))
+    """Return the brokers of the cluster, and the topics with parts, as this broker knows them.
+    With `fresh`, it reads the directory first.
+
+    Raises `UsageError` (E_UNSUPPORTED) if the broker is in no cluster.
+    """
+    return ask_admin(ClusterRequest(fresh=fresh))
 
 
 def configure_topic(
-    name: str, sync: str | None, retention: RetentionSettings
+    name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]
 ) -> Asking[TopicConfigured]:
+    """Change how long a topic keeps messages, see `RetentionSettings`, or its sync mode.
+
+    `sync`: always, bucket, interval, or never. All that was published before is synced first.
+    Returns {"retention": all settings in effect, "sync": the sync mode}. The change is durable
+    and in effect when this returns.
+    """
+    check_name(name)
     if sync is None and not retention:
         names = ", ".join(("sync", *RetentionSettings.__annotations__))
         raise UsageError(E_BAD_ARGUMENT, f"give at least one setting to change: {names}")
-    changes: dict[str, object] = {**carried(retention)}
     if sync is not None:
         _check_sync(sync)
-        changes["sync"] = sync
-    return manage("configure", name, None, changes)
+    return ask_admin(ConfigureTopicRequest(name, sync=sync, settings=carried(retention)))
 
 
-def _check_sync(sync: str) -> None:
-    if sync not in SYNC_MODES:
-        raise UsageError(
-            E_BAD_ARGUMENT, f"sync must be one of {', '.join(SYNC_MODES)}, not {sync!r}"
-        )
+def create_channel(topic: str, channel: str, **settings: Unpack[NewChannelOptions]) -> Asking[Made]:
+    """Create a channel. Returns {"existed": True} if it existed and so was not changed.
 
-
-def create_channel(topic: str, channel: str, settings: NewChannelOptions) -> Asking[Made]:
-    return manage("create", topic, channel, on_wire(settings), repeatable=False)
+    Raises `UsageError` if it exists with other `tags`, `ordered` or `priorities`.
+    """
+    return ask_admin(CreateChannelRequest(*_names(topic, channel), settings=on_wire(settings)))
 
 
 def configure_channel(
-    topic: str, channel: str, settings: ChannelOptions
+    topic: str, channel: str, **settings: Unpack[ChannelOptions]
 ) -> Asking[ChannelConfigured]:
+    """Change the settings of a channel, see `ChannelOptions`.
+
+    Returns {"settings": all settings in effect}. The change is durable and in effect when this
+    returns.
+    """
     if not settings:
         raise UsageError(
             E_BAD_ARGUMENT,
             f"give at least one setting to change: {', '.join(ChannelOptions.__annotations__)}",
         )
-    return manage("configure", topic, channel, on_wire(settings))
+    return ask_admin(ConfigureChannelRequest(*_names(topic, channel), settings=on_wire(settings)))
 
 
-def delete(topic: str, channel: str | None, force: bool) -> Asking[Nothing]:
-    return manage("delete", topic, channel, {"force": force}, repeatable=False)
+def delete_topic(name: str, force: bool = False) -> Asking[Nothing]:
+    """Delete a topic.
+
+    Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True.
+    """
+    return ask_admin(DeleteRequest(check_name(name), force=force))
 
 
-def close_topic(name: str, to: Side) -> Asking[Closed]:
-    return manage("close", name, None, {"to": to})
+def close_topic(name: str, to: Side = "publishers") -> Asking[Closed]:
+    """Close a topic to publishers, or to publishers and consumers.
+
+    `to="publishers"`: publishers are refused with E_CLOSED, and consumers can finish the
+    messages that are left. `to="consumers"`: both are refused, and connected consumers get the
+    same error, but `Consumer.run` waits until the topic is open again. Returns {"closed":
+    "publishers" or "consumers"}. The change is durable, and in effect everywhere, when this
+    returns.
+    """
+    return ask_admin(CloseRequest(check_name(name), to=to))
 
 
-def open_topic(name: str, to: Side) -> Asking[Closed]:
-    return manage("open", name, None, {"to": to})
+def open_topic(name: str, to: Side = "publishers") -> Asking[Closed]:
+    """Open a closed topic.
+
+    `to="publishers"`: open it to everyone. `to="consumers"`: open it only to consumers, so that
+    they can finish the messages that are left. Returns {"closed": "" or "publishers"}.
+    """
+    return ask_admin(OpenRequest(check_name(name), to=to))
 
 
-def pause(topic: str, channel: str | None) -> Asking[Nothing]:
-    return manage("pause", topic, channel, repeatable=False)
+def delete_channel(topic: str, channel: str, force: bool = False) -> Asking[Nothing]:
+    """Delete a channel.
+
+    Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True.
+    """
+    return ask_admin(DeleteRequest(*_names(topic, channel), force=force))
 
 
-def unpause(topic: str, channel: str | None) -> Asking[Nothing]:
-    return manage("unpause", topic, channel, repeatable=False)
+def pause(topic: str, channel: str | None = None) -> Asking[Nothing]:
+    """Pause a topic or a channel.
+
+    The channels of a paused topic get no new messages. A paused channel delivers nothing.
+    """
+    return ask_admin(PauseRequest(*_names(topic, channel)))
 
 
-def empty(topic: str, channel: str | None) -> Asking[Nothing]:
-    return manage("empty", topic, channel, repeatable=False)
+def unpause(topic: str, channel: str | None = None) -> Asking[Nothing]:
+    """Continue a paused topic or channel where it was paused."""
+    return ask_admin(UnpauseRequest(*_names(topic, channel)))
 
 
-def seek(topic: str, channel: str, where: Place, forward: bool, clamp: bool) -> Asking[Moved]:
-    options = {**moved_to(where), "forward": forward}
-    return manage("seek", topic, channel, options | {"clamp": True} if clamp else options)
+def empty(topic: str, channel: str | None = None) -> Asking[Nothing]:
+    """Remove the waiting messages, so that they are never delivered.
+
+    With a channel, this removes its backlog. Without one, it removes only what no channel has
+    yet: the messages that wait for the topic's first channel, or until the topic is unpaused.
+    The backlogs of the topic's channels stay, as with nsqd. To remove them too, call this for
+    each channel. Delayed messages that are not due yet are cancelled if the topic has no
+    channel, or only this one. Otherwise they stay, because they will be due for all channels.
+    """
+    return ask_admin(EmptyRequest(*_names(topic, channel)))
 
 
-def skip(topic: str, channel: str, offsets: Sequence[int], preview: bool) -> Asking[list[int]]:
-    if not 1 <= len(offsets) <= SKIPPED_MAX or not all(
-        type(one) is int and 0 <= one < END for one in offsets
-    ):
-        raise UsageError(
-            E_BAD_ARGUMENT,
-            f"give 1 to {SKIPPED_MAX:,} offsets, which are whole numbers from 0 on, not "
-            f"{[*offsets]!r:.60}",
+def seek(
+    topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False
+) -> Asking[Moved]:
+    """Move a channel: back, to read messages again, or forward, to leave messages out.
+
+    `where`: an offset, "earliest", "latest", or a time (datetime, or seconds since 1970 as
+    float). A time means the first message that was stored then or later. A place before the
+    oldest kept message means the oldest kept message. The channel forgets the messages that it
+    holds, and all unfinished messages before the new place. They can no longer be finished.
+    With `forward` the channel never moves back. An offset beyond the topic's end, or a time in
+    the future, raises `UsageError`. With `clamp`, such a place means the end. Returns
+    {"offset": the new place}. If the topic has parts, the offset is -1, and "parts" has the new
+    place in each part. The move is durable when this returns.
+    """
+    offset, time_ns = seek_place(where)
+    return ask_admin(
+        SeekRequest(
+            *_names(topic, channel), offset=offset, time_ns=time_ns, forward=forward, clamp=clamp
         )
-    options = {"do": "preview" if preview else "messages", "offsets": tuple(offsets)}
-    answer = yield from manage("skip", topic, channel, options)
+    )
+
+
+def skip(
+    topic: str, channel: str, offsets: Sequence[int], *, preview: bool = False
+) -> Asking[list[int]]:
+    """Finish messages for a channel without a delivery, and return the offsets of those that it
+    had not finished.
+
+    `offsets`: up to 1,000 of them, of the topic or of one part. The messages may wait, be
+    deferred, or be with a consumer, whose answer then comes too late. An ordered channel goes
+    on with the next message of the key. Other channels, and the log, keep the messages. A
+    message on its way to the dead letters is not skipped. With `preview`, only return the
+    offsets. The call is recorded in the audit log, and durable when it returns.
+    """
+    if not all(type(offset) is int for offset in offsets):
+        raise UsageError(E_BAD_ARGUMENT, f"offsets must be whole numbers, not {[*offsets]!r:.60}")
+    kind = PreviewSkipRequest if preview else SkipRequest
+    answer = yield from ask_admin(kind(*_names(topic, channel), offsets=tuple(offsets)))
     return list(answer["offsets"])
 
 
 def disconnect(topic: str, channel: str, consumer: str) -> Asking[Disconnected]:
-    options = {"consumer": consumer}
-    found: Disconnected = yield from manage("disconnect", topic, channel, options, repeatable=False)
-    if not found["count"]:
+    """End the subscriptions of the consumers with this name.
+
+    The leases of their messages end, and other consumers get the messages at once. They use no
+    attempt. A client that still runs subscribes again by itself, and then gets messages again.
+    To keep it away, stop it, or take its permission. `consumer`: its `client_id` in `stats`.
+    Returns {"count": their number}. Raises `NotFound` if the channel has no such consumer. An
+    `#ephemeral` channel ends with its last consumer.
+    """
+    answer = yield from ask_admin(DisconnectRequest(*_names(topic, channel), consumer=consumer))
+    if not answer["count"]:
         text = f"channel {channel!r} of topic {topic!r} has no consumer {consumer!r}"
         raise NotFound(E_NOT_FOUND, f"{text}; zsq stats --json has their names (client_id)")
-    return found
+    return answer
 
 
 def redrive_to(
-    dead_topic: str, to: str, channel: str | None, origin: tuple[str, str, str], chosen: bool
+    dead_topic: str,
+    to: str,
+    channel: str | None,
+    origin: tuple[str, str, str],
+    chosen: bool = False,
 ) -> Asking[Nothing]:
-    options = {
-        "to": check_name(to),
-        "channel": channel or "",
-        "origin": tuple(origin),
-        "chosen": chosen,
-    }
-    return manage("redrive", dead_topic, None, options)
+    """Ask whether dead letters of `dead_topic` may be published to topic `to`, as `zsq redrive`
+    does.
 
-
-def delayed_list(topic: str, after: str, limit: int) -> Asking[list[DelayedRow]]:
-    answer = yield from manage(
-        "delayed", topic, None, {"do": "list", "after": after, "limit": limit}
+    `channel`: the only channel that gets them, or None for all channels. `origin`: topic, its
+    uuid, and channel, as the headers of the dead letters say. Raises E_FORBIDDEN unless dead
+    letters of that channel go to `dead_topic`. `chosen`: True if a person has chosen `to`. The
+    broker then does not check the headers. The call is recorded in the audit log.
+    """
+    check_name(dead_topic)
+    return ask_admin(
+        RedriveRequest(
+            dead_topic,
+            to=check_name(to),
+            to_channel=channel or "",
+            origin=origin,
+            chosen=chosen,
+        )
     )
+
+
+def delayed_list(topic: str, after: str = "", limit: int = 1_000) -> Asking[list[DelayedRow]]:
+    """Return the delayed messages that wait, the next due one first.
+
+    Each row has key, due_ns, size, body (its first 200 bytes), tag, and message_key. At most
+    `limit` (1,000) are returned. To get more, call it again with `after` set to the last key.
+    """
+    request = ListDelayedRequest(check_name(topic), after=after, limit=limit)
+    answer = yield from ask_admin(request)
     return list(answer["messages"])
 
 
 def delayed_count(topic: str) -> Asking[DelayedCount]:
-    return manage("delayed", topic, None, {"do": "count"})
+    """Return the number of delayed messages that wait.
+
+    The fields are messages, bytes, next_due_ns (0: nothing waits), and lost: the messages lost
+    to damage.
+    """
+    return ask_admin(CountDelayedRequest(check_name(topic)))
 
 
 def delayed_cancel(topic: str, keys: Sequence[str]) -> Asking[list[bool]]:
-    answer = yield from manage(
-        "delayed", topic, None, {"do": "cancel", "keys": tuple(keys)}, repeatable=False
-    )
-    return list(answer["cancelled"])
+    """Cancel delayed messages by their keys (1,000 at most).
+
+    The result has one value for each key. False means that the message does not wait, or no
+    longer waits. The cancellation is durable when this returns.
+    """
+    answer = yield from ask_admin(CancelDelayedRequest(check_name(topic), keys=tuple(keys)))
+    return [*cast("Sequence[bool]", answer["cancelled"])]
 
 
 def delayed_cancel_all(topic: str) -> Asking[int]:
-    total, more = 0, True
-    while more:
-        answer = yield from manage(
-            "delayed", topic, None, {"do": "cancel", "all": True}, repeatable=False
-        )
-        total, more = total + int(answer["cancelled"]), bool(answer["more"] and answer["cancelled"])
+    """Cancel all delayed messages that wait, and return their number.
+
+    This happens in several steps, so that other requests are not delayed. Messages that arrive
+    in the meantime may stay.
+    """
+    total, has_more = 0, True
+    while has_more:
+        answer = yield from ask_admin(CancelDelayedRequest(check_name(topic), all=True))
+        count = cast("int", answer["cancelled"])
+        total, has_more = total + count, bool(answer.get("more") and count)
     return total
 
 
@@ -241,97 +393,136 @@ def schedule_add(
     name: str,
     cron: str,
     body: bytes,
-    timezone: str,
-    missed: str,
-    key: Text,
-    tag: str | None,
-    headers: Mapping[str, HeaderValue] | None,
+    *,
+    timezone: str = "UTC",
+    missed: str = "one",
+    key: bytes | str | None = None,
+    tag: str | None = None,
+    headers: Mapping[str, HeaderValue] | None = None,
 ) -> Asking[Scheduled]:
+    """Publish `body` to `topic` at each due time of a cron expression. See docs/schedules.md.
+
+    `name`: a name that no other schedule of the topic has. `cron`: five fields, as in crontab.
+    `timezone`: the time zone of the expression, such as "Europe/Berlin". `missed`: what is
+    published of due times at which the broker was down: "one" (the latest), "all" (the last
+    1,000), or "skip". Returns {"next_due_ns": the first due time}. The schedule is durable when
+    this returns. Raises `UsageError` for a wrong expression or time zone, if the name exists
+    (E_EXISTS), or if the broker lacks the extra `schedules` (E_UNSUPPORTED). In a topic with
+    parts, the schedule belongs to the part of `key`, or else to that of its name.
+    """
     key_bytes, _, _ = as_attributes(key, tag, headers)
-    found = {"cron": cron, "body": as_body(body), "timezone": timezone, "missed": missed}
-    rest = {"key": key_bytes, "tag": tag, "headers": {**headers} if headers else None}
-    given = {one: value for one, value in rest.items() if value is not None}
-    options = {"do": "add", "name": name, **found, **given}
+    request = AddScheduleRequest(
+        check_name(topic),
+        name=name,
+        cron=cron,
+        body=as_body(body),
+        timezone=timezone,
+        missed=missed,
+        key=key_bytes,
+        tag=tag,
+        headers={**headers} if headers else None,
+    )
     try:
-        added: Scheduled = yield from manage("schedule", topic, None, options, repeatable=False)
+        return (yield from ask_admin(request))
     except HasParts as error:
-        if there := (yield from _parts_with(topic, name)):
-            text = f"topic {topic!r} has a schedule {name!r} already, in part {there[0]!r}"
+        if parts := (yield from _parts_with(topic, name)):
+            text = f"topic {topic!r} has a schedule {name!r} already, in part {parts[0]!r}"
             raise UsageError(E_EXISTS, f"{text}; remove it first") from None
         number = parts_of_keys(error.spread).of(key_bytes or name.encode())
-        part = part_name(topic, number)
-        added = yield from manage("schedule", part, None, options, repeatable=False)
-    return added
+        return (yield from ask_admin(replace(request, topic=part_name(topic, number))))
 
 
 def schedule_set(
-    topic: str, name: str, changes: Mapping[str, object], body: bytes | None
+    topic: str,
+    name: str,
+    *,
+    cron: str | None = None,
+    body: bytes | None = None,
+    timezone: str | None = None,
+    missed: str | None = None,
+    tag: str | None = None,
+    headers: Mapping[str, HeaderValue] | None = None,
 ) -> Asking[Scheduled]:
-    given = {one: value for one, value in changes.items() if value is not None}
-    if body is not None:
-        given["body"] = as_body(body)
-    return _of_schedule("set", topic, name, given)
+    """Change a schedule, see `schedule_add`. What is None stays.
 
-
-def schedule_order(do: str, topic: str, name: str) -> Asking[Nothing]:
-    return _of_schedule(do, topic, name, {})
-
-
-def _of_schedule(do: str, topic: str, name: str, changes: Mapping[str, object]) -> Asking[Any]:
-    options = {"do": do, "name": name, **changes}
-    try:
-        return (yield from manage("schedule", topic, None, options, repeatable=False))
-    except HasParts:
-        there = yield from _parts_with(topic, name)
-        if not there:
-            text = f"no part of topic {topic!r} has a schedule {name!r}"
-            raise NotFound(E_NOT_FOUND, text) from None
-        answer: object = {}
-        for part in there:
-            answer = yield from manage("schedule", part, None, options, repeatable=False)
-    return answer
-
-
-def _parts_with(topic: str, name: str) -> Asking[list[str]]:
-    """Return the names of the parts that have this schedule.
-
-    These are several only if two programs have added it at the same time with different keys.
+    Due times count from now on, so the change makes no due time missed. The key cannot change.
+    Returns {"next_due_ns": the first due time}.
     """
-    rows = yield from schedule_list(topic)
-    return [row["topic"] for row in rows if row["name"] == name]
-
-
-def schedule_list(topic: str | None) -> Asking[list[ScheduleRow]]:
-    name = "" if topic is None else check_name(topic)
-    answer = yield from ask(
-        Question(lambda number: Manage(number, "schedule", name, "", {"do": "list"}))
+    return _about_schedule(
+        SetScheduleRequest(
+            topic,
+            name=name,
+            cron=cron,
+            body=None if body is None else as_body(body),
+            timezone=timezone,
+            missed=missed,
+            tag=tag,
+            headers=headers,
+        )
     )
+
+
+def schedule_run(topic: str, name: str) -> Asking[Nothing]:
+    """Publish the message of a schedule once, now. The schedule itself does not change.
+
+    This also works while it is paused. The header `zsq-due` has the time of this call. The
+    message is stored when this returns.
+    """
+    return _about_schedule(RunScheduleRequest(topic, name=name))
+
+
+def schedule_remove(topic: str, name: str) -> Asking[Nothing]:
+    """Remove a schedule. A message that is just being published may still come."""
+    return _about_schedule(RemoveScheduleRequest(topic, name=name))
+
+
+def schedule_pause(topic: str, name: str) -> Asking[Nothing]:
+    """Pause a schedule. Nothing is published for due times until it is resumed."""
+    return _about_schedule(PauseScheduleRequest(topic, name=name))
+
+
+def schedule_resume(topic: str, name: str) -> Asking[Nothing]:
+    """Resume a schedule. Due times of the pause are not published, and do not count as
+    missed.
+    """
+    return _about_schedule(ResumeScheduleRequest(topic, name=name))
+
+
+def schedule_list(topic: str | None = None) -> Asking[list[ScheduleRow]]:
+    """Return the schedules of this broker, or those of one topic with all its parts, by topic
+    and name.
+
+    Each row has topic, name, cron, timezone, policy, state, next_due_ns, last_due_ns,
+    published, missed, trouble, and body_bytes.
+    """
+    of_topic = "" if topic is None else check_name(topic)
+    answer = yield from ask_admin(ListSchedulesRequest(of_topic))
     # Each part is asked, and each broker answers with all schedules that it has.
-    rows: dict[tuple[str, str], ScheduleRow] = {
-        (row["topic"], row["name"]): row for row in answer["schedules"]
-    }
-    return [row for (of, _), row in sorted(rows.items()) if name in ("", of, base_of(of))]
+    rows = {(row["topic"], row["name"]): row for row in answer["schedules"]}
+    return [row for (name, _), row in sorted(rows.items()) if of_topic in ("", name, base_of(name))]
 
 
 def topics() -> Asking[dict[str, list[str]]]:
-    answer = yield from ask(Question(lambda number: Manage(number, "list", "", "", {})))
+    """Return the names of all topics, each with the names of its channels.
+
+    This asks only the supervisor.
+    """
+    answer = yield from ask_admin(ListTopicsRequest())
     return {name: sorted(channels) for name, channels in sorted(answer["topics"].items())}
 
 
-def stats(topic: str | None, channel: str | None, partial: bool = False) -> Asking[dict[str, Any]]:
-    if channel is not None and topic is None:
-        raise UsageError(E_BAD_ARGUMENT, "a channel needs its topic: give topic, too")
-    names = (
-        "" if topic is None else check_name(topic),
-        "" if channel is None else check_name(channel, "channel"),
-    )
-    return ask(Question(lambda number: Stats(number, *names), partial=partial))
-
-
 def unfinished(topic: str, channel: str) -> Asking[int]:
-    found = yield from stats(topic, channel)
+    """Return the number of messages that a channel has not finished.
+
+    These are the messages that wait (`depth` of `stats`), that consumers hold, that are
+    deferred, and that are on their way to the dead letters. With 0, the channel has nothing
+    left to do, so a script can wait for that. Delayed messages that are not due yet belong to
+    the topic, and do not count (`delayed_count` of `stats`). Raises `Refused` while the channel
+    is being started.
+    """
+    answer = yield from ask_stats(topic, channel)
     total = 0
-    for row in found["topics"]:
+    for row in answer["topics"]:
         for counts in row["channels"]:
             if counts["health"] in ("starting", "failed"):
                 raise Refused(
@@ -346,49 +537,135 @@ def unfinished(topic: str, channel: str) -> Asking[int]:
     return total
 
 
-def overview(since: int, processes: bool, alarms: bool) -> Asking[OverviewAnswer]:
-    options = {"since": since, "processes": processes, "alarms": alarms}
-    return ask(Question(lambda number: Manage(number, "overview", "", "", options)))
+def overview(
+    since: int = 0, *, processes: bool = False, alarms: bool = False
+) -> Asking[OverviewAnswer]:
+    """Return all topics and channels with the values that they last reported.
+
+    The values are about a second old, or up to ten seconds for an idle topic. The supervisor
+    asks no other process for them, so this is cheap. Returns {"version", "whole", "topics":
+    {name: (row, {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and
+    `channel_fields`, which name the values of a row in their order. With `since` set to a
+    version, the answer has only the rows that changed after this version. A topic whose own row
+    did not change has () as its row.
+    """
+    return ask_admin(OverviewRequest(since=since, processes=processes, alarms=alarms))
 
 
-def history(topic: str, channel: str | None, span: str, points: int) -> Asking[FigureHistory]:
-    return manage("history", topic, channel, {"span": span, "points": points})
+def history(
+    topic: str, channel: str | None = None, span: str = "1d", points: int = 240
+) -> Asking[FigureHistory]:
+    """Return values of a topic or channel over a day ("1d") or 30 days ("30d").
+
+    The broker writes them once a minute, so they survive a restart. Returns {"step_s",
+    "end_ms", "series": {name: values}}, with at most `points` (720) values each. Rates are
+    means. A backlog, a depth, and a latency are the largest of their time.
+    """
+    return ask_admin(HistoryRequest(*_names(topic, channel), span=span, points=points))
 
 
-def alarm(do: str, topic: str, channel: str, figure: str, seconds: float = 0) -> Asking[Silenced]:
-    name = check_name(topic) if topic else ""
-    options: dict[str, object] = {"do": do, "figure": figure}
-    if seconds:
-        options["seconds"] = seconds
-    return ask(
-        Question(lambda number: Manage(number, "alarm", name, channel, options), repeatable=False)
-    )
+def alarm_ack(
+    topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0
+) -> Asking[Silenced]:
+    """Acknowledge the raised alarms of a topic or channel, or silence them for some time.
+
+    Without `seconds`, the alarms that are raised now are silenced until they are cleared. With
+    it, all alarms of this place are silenced until then, also those that are not raised yet.
+    `figure`: only this alarm, such as "depth" (see `alarms` of `stats`). Without a topic: the
+    alarms of the broker. Receivers do not hear of a silenced alarm until the silence ends.
+    Silences survive a restart. Returns {"count": how many raised alarms are silenced now}.
+    Raises `NotFound` if none is raised and no `seconds` are given.
+    """
+    topic = topic and check_name(topic)
+    return ask_admin(SilenceAlarmRequest(topic, channel, figure=figure, seconds=seconds))
 
 
-def audit(count: int, topic: str) -> Asking[list[AuditEntry]]:
-    answer = yield from ask(
-        Question(lambda number: Manage(number, "audit", topic, "", {"count": count}))
-    )
+def alarm_unack(topic: str = "", channel: str = "", figure: str = "") -> Asking[Silenced]:
+    """End the silences of a topic or channel. Receivers then hear of alarms that are raised."""
+    return ask_admin(EndSilenceRequest(topic and check_name(topic), channel, figure=figure))
+
+
+def audit(count: int = 100, topic: str = "") -> Asking[list[AuditEntry]]:
+    """Return the newest entries of the audit log, the newest first.
+
+    `topic`: only entries about this topic. Each entry has "time", "action", "topic", "channel",
+    "options", "user", "from", "via", and "result".
+    """
+    answer = yield from ask_admin(AuditRequest(topic, count=count))
     return list(answer["entries"])
 
 
 def handover() -> Asking[None]:
-    # The new primary would hand back if it got the request again.
-    yield from ask(
-        Question(lambda number: Manage(number, "handover", "", "", {}), repeatable=False)
-    )
+    """Let the primary stop, and its standby take over. See docs/standby.md.
+
+    The call returns when the primary begins to stop. Raises `NotFound` if no standby follows
+    it, or `Refused` if it ships nothing to a bucket.
+    """
+    yield from ask_admin(HandoverRequest())
 
 
 def chunks(topic: str) -> Asking[Chunks]:
-    return manage("chunks", topic)
+    """Return the log files of a topic: {"chunks": the newest 1,000, "older": the sum of the
+    others, "total": the sum of all}.
+
+    See `zsq stats --chunks`.
+    """
+    return ask_admin(ChunksRequest(check_name(topic)))
 
 
 def ended(topic: str) -> Asking[int | None]:
-    answer = yield from manage("ended", topic)
-    found = answer["ended"]
-    return None if found is None else int(found)
+    """Return the offset at which the topic of this name that was deleted last has ended.
+
+    It had no message with this offset or a higher one. A topic that is created again begins
+    there. Returns None if the broker knows of no deleted topic of this name.
+    """
+    answer = yield from ask_admin(EndedRequest(check_name(topic)))
+    return answer["ended"]
 
 
 def ping() -> Asking[str]:
-    answer = yield from stats(None, None)
+    """Return the health of the broker: "OK", or a description of the fault."""
+    answer = yield from ask_stats()
     return str(answer.get("health", "OK"))
+
+
+def _names(topic: str, channel: str | None) -> tuple[str, str]:
+    """Check the names of a topic and a channel, and return them as a request has them."""
+    return check_name(topic), "" if channel is None else check_name(channel, "channel")
+
+
+def _check_parts(count: int) -> int:
+    if type(count) is not int or not 1 <= count <= PARTS_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"a topic has 1 to {PARTS_MAX} parts, not {count!r:.40}")
+    return count
+
+
+def _check_sync(sync: str) -> None:
+    if sync not in SYNC_MODES:
+        raise UsageError(
+            E_BAD_ARGUMENT, f"sync must be one of {', '.join(SYNC_MODES)}, not {sync!r}"
+        )
+
+
+def _about_schedule(request: ScheduleRequest[AnswerT]) -> Asking[AnswerT]:
+    """Send a request about a schedule that exists. Its topic may have parts."""
+    topic, name = check_name(request.topic), request.name
+    try:
+        return (yield from ask_admin(request))
+    except HasParts:
+        parts = yield from _parts_with(topic, name)
+        if not parts:
+            text = f"no part of topic {topic!r} has a schedule {name!r}"
+            raise NotFound(E_NOT_FOUND, text) from None
+        for part in parts:
+            answer = yield from ask_admin(replace(request, topic=part))
+    return answer
+
+
+def _parts_with(topic: str, name: str) -> Asking[list[str]]:
+    """Return the names of the parts that have this schedule.
+
+    These are several only if two programs have added it at the same time with different keys.
+    """
+    rows = yield from schedule_list(topic)
+    return [row["topic"] for row in rows if row["name"] == name]

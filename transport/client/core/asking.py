@@ -19,8 +19,10 @@ from ...errors import (
     UsageError,
     ZsqError,
 )
-from ...names import is_channel_missing, part_name, part_of, parts_text
+from ...names import check_name, is_channel_missing, part_name, part_of, parts_text
 from ...settings import CHANNEL
+from ...wire.admin_codec import manage_of, request_of
+from ...wire.admin_requests import END, ROW_OF, AdminRequest
 from ...wire.protocol import Done, Manage, Spread, Stats, Wire
 from ...wire.spread import HasParts, addresses_of
 
@@ -59,24 +61,32 @@ def ask(question: Question) -> Asking[Any]:
     return answer.data
 
 
+def ask_admin(request: AdminRequest[_T]) -> Asking[_T]:
+    """Send an administrative request to the supervisor, and return the answer."""
+    return ask(
+        Question(
+            lambda number: manage_of(replace(request, request=number)),
+            ROW_OF[type(request)].is_repeatable,
+        )
+    )
+
+
+def ask_stats(
+    topic: str | None = None, channel: str | None = None, *, partial: bool = False
+) -> Asking[Any]:
+    """Ask the supervisor for statistics (`BrokerStats`). `partial`: see `Question`."""
+    if channel is not None and topic is None:
+        raise UsageError(E_BAD_ARGUMENT, "a channel needs its topic: give topic, too")
+    names = (
+        "" if topic is None else check_name(topic),
+        "" if channel is None else check_name(channel, "channel"),
+    )
+    return ask(Question(lambda number: Stats(number, *names), partial=partial))
+
+
 # Requests about a topic with parts
 
 PARTIAL_S: Final = 2.0  # the time limit for a part of a partial answer
-# Orders to a topic or a channel that all of its parts carry out.
-_FOR_EACH_PART: Final = frozenset(
-    {
-        "create",
-        "delete",
-        "pause",
-        "unpause",
-        "empty",
-        "configure",
-        "close",
-        "open",
-        "seek",
-        "disconnect",
-    }
-)
 
 
 def for_parts(question: Question, spread: Spread) -> list[tuple[tuple[str, ...], Question]]:
@@ -104,12 +114,8 @@ def for_parts(question: Question, spread: Spread) -> list[tuple[tuple[str, ...],
 
 
 def _is_for_each(asked: Manage) -> bool:
-    if asked.action == "seek":
-        # Each part has offsets of its own.
-        return asked.options.get("offset", 0) in (0, END)
-    if asked.action == "schedule":
-        return asked.options.get("do") == "list"
-    return asked.action in _FOR_EACH_PART
+    request = request_of(asked)
+    return ROW_OF[type(request)].each_part and request.fits_each_part
 
 
 def _of_part(question: Question, name: str) -> Question:
@@ -244,10 +250,6 @@ SETTING_MAX: Final = 1 << 62
 SettingValue = int | float | str | None
 
 
-class Offset(TypedDict):
-    offset: int
-
-
 class Time(TypedDict):
     """A time: nanoseconds since 1970."""
 
@@ -296,18 +298,17 @@ def on_wire(options: Mapping[str, object]) -> dict[str, SettingValue | Time]:
 
 
 Place = str | int | float | datetime
-END: Final = 1 << 62  # an offset that no topic reaches
 
 
-def moved_to(where: Place) -> Offset | Time:
-    """Return a place in the form of a seek's options.
+def seek_place(where: Place) -> tuple[int | None, int | None]:
+    """Return the offset or the time (ns) of a place, as a seek has them.
 
     The broker moves it into the range that the topic holds.
     """
     found = place(where)
     if isinstance(found, str):
-        return {"offset": 0 if found == "earliest" else END}
-    return {"offset": found} if isinstance(found, int) else found
+        return (0 if found == "earliest" else END), None
+    return (found, None) if isinstance(found, int) else (None, found["time_ns"])
 
 
 def place(where: object) -> str | int | Time:

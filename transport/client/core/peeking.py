@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 from ...block.block import Block
 from ...errors import E_BAD_ARGUMENT, UsageError
 from ...names import check_name
+from ...wire.admin_requests import PeekRequest
 from ...wire.answers import ChannelLook, HeldRow
 from ...wire.dead_letter import addressees
-from ...wire.protocol import Manage
 from . import reading
-from .asking import Asking, Question, ask
+from .asking import Asking, ask_admin
 from .message import Fetched, StoredMessage, count_missing, message_at
 
 PEEK_MAX: Final = 1_000  # the most messages of each state
@@ -108,11 +108,7 @@ def place_of(topic: str, channel: str | None, count: int) -> Asking[ChannelLook 
         return None
     check_name(topic)
     check_name(channel, "channel")
-    options = {"limit": check_count(count)}
-    found: ChannelLook = yield from ask(
-        Question(lambda number: Manage(number, "peek", topic, channel, options))
-    )
-    return found
+    return (yield from ask_admin(PeekRequest(topic, channel, limit=check_count(count))))
 
 
 def look(topic: str, channel: str | None, data: ChannelLook | None, count: int) -> Asking[Peek]:

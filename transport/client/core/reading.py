@@ -17,9 +17,10 @@ from ...errors import (
     DataLoss,
     UsageError,
 )
+from ...wire.admin_requests import END
 from ...wire.answers import Ends, Place, Size
 from ...wire.protocol import Blocks, Fetch, Measure, OffsetAt
-from .asking import END, Asking, Question, Reply, ask
+from .asking import Asking, Question, Reply, ask
 from .message import Fetched, StoredMessage, missing_in, stored
 
 log = logging.getLogger("zsq")

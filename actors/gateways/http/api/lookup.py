@@ -20,7 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.nsq.lookup import by_topic
-from ....security.policy import Action, Principal
+from .....transport.wire.actions import Action
+from ....security.policy import Principal
 from ..web.authority import principal_of
 from ..web.body import QueryRequest, legal
 from ..web.responses import answer, api_error, nothing

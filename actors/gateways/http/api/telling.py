@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from .....transport.errors import NotFound, ZsqError
 from .....transport.reports import BrokerStats
-from ....security.policy import STATS, UNWELL, Action, Principal, visible
+from .....transport.wire.actions import Action
+from ....security.policy import STATS, UNWELL, Principal, visible
 from ....settings.options import NsqOptions
 from ..web.authority import principal_of
 from ..web.body import QueryRequest, legal

@@ -18,8 +18,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 
 from .....transport.reports import AlarmReceiver, RaisedAlarm
+from .....transport.wire.actions import Action
 from .....transport.wire.answers import OverviewAlarms, OverviewAnswer, OverviewRow
-from ....security.policy import Action, Principal
+from ....security.policy import Principal
 
 _MS: Final = 1_000_000
 # After this time without a pulse, a rate becomes 0, because idle actors send pulses rarely. If two

@@ -15,7 +15,8 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....security.policy import UNWELL, Action, Principal
+from .....transport.wire.actions import Action
+from ....security.policy import UNWELL, Principal
 from ....statistics.cluster import BrokerRow, Report
 from ...cluster_asking import Closable, ClusterAsking
 from ..web.authority import principal_of

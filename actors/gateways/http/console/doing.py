@@ -26,8 +26,7 @@ from starlette.responses import Response
 
 from .....transport.client.asyncio.aio import Consumer, Message, Producer, Reader
 from .....transport.client.blocking.producer import ReceiptView
-from .....transport.client.core.administration import Side
-from .....transport.client.core.asking import END, Place
+from .....transport.client.core.asking import Place
 from .....transport.client.core.message import StoredMessage, id_of
 from .....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, SETTLED, Redrive
 from .....transport.errors import NotFound, Refused, ZsqError
@@ -35,16 +34,17 @@ from .....transport.names import check_name, part_of
 from .....transport.reports import ChannelStats
 from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
 from .....transport.whole_topic import WholeTopic, whole_topic
+from .....transport.wire.actions import Action
+from .....transport.wire.admin_requests import END, Side
 from .....transport.wire.answers import Scheduled
 from .....transport.wire.codec import CHANNEL_HEADER
 from .....transport.wire.protocol import SKIPPED_MAX
 from ....security.policy import (
     DEAD_LETTER_TOPIC,
     REDRIVE,
-    Action,
     Principal,
     actions_of,
-    alarm_action,
+    admin_action,
     check_address,
     check_dead_letters,
 )
@@ -630,7 +630,7 @@ class Doing:
             or not isinstance(seconds, int | float)
         ):
             raise bad("figure must be a string, and seconds a number")
-        if not principal_of(request).may(alarm_action(topic), topic):  # broker alarms need more
+        if not principal_of(request).may(admin_action(topic), topic):  # broker alarms need more
             raise api_error("UNAUTHORIZED")
         try:
             if request.url.path.endswith("/ack"):

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypedDict, cast
 
-from .....transport.client.core.asking import END
 from .....transport.client.core.redrive import CHANNEL as REDRIVE
 from .....transport.draining import cancelled_delayed, remaining
 from .....transport.reports import (
@@ -23,6 +22,7 @@ from .....transport.reports import (
     TopicStats,
 )
 from .....transport.whole_topic import whole_topic
+from .....transport.wire.admin_requests import END
 from .....transport.wire.answers import ChunkRow, Chunks
 from ....statistics.schema import rows_of
 from ..web.responses import ApiError

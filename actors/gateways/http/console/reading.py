@@ -20,8 +20,9 @@ from .....transport.client.core.message import (
 )
 from .....transport.names import part_of
 from .....transport.whole_topic import whole_topic
+from .....transport.wire.actions import Action
 from ....runtime.process import private_bytes
-from ....security.policy import STATS, Action, visible
+from ....security.policy import STATS, visible
 from ...limiter import Limiter
 from ..api.broker import SharedStats
 from ..web.authority import principal_of

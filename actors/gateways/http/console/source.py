@@ -11,12 +11,12 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Unpack
 
 from .....transport.client.blocking.producer import ReceiptView
-from .....transport.client.core.administration import Side
 from .....transport.client.core.asking import Place
 from .....transport.client.core.message import Fetched
 from .....transport.client.core.peeking import Peek
 from .....transport.reports import BrokerStats
 from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
+from .....transport.wire.admin_requests import Side
 from .....transport.wire.answers import (
     AuditEntry,
     ChannelConfigured,

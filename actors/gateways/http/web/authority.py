@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.errors import E_FORBIDDEN, Refused
+from .....transport.wire.actions import Action
 from ....security.access import ANONYMOUS
 from ....security.policy import (
     EVERYBODY,
@@ -27,7 +28,6 @@ from ....security.policy import (
     NOBODY,
     RULES,
     AccessPolicy,
-    Action,
     Actions,
     Principal,
 )

@@ -23,9 +23,9 @@ from zsq.actors.gateways.nsq.auth import (
     Who,
 )
 from zsq.actors.gateways.nsq.permits import Permits
-from zsq.actors.security.policy import Action
 from zsq.transport.errors import UsageError
 from zsq.transport.nsq.layers import Layers
+from zsq.transport.wire.actions import Action
 
 WHO = Who("10.0.0.7", False, "", "s3cret")
 ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}

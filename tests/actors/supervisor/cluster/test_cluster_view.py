@@ -38,9 +38,14 @@ from zsq.transport.errors import (
 )
 from zsq.transport.names import PARTS_MAX
 from zsq.transport.wire import protocol as p
+from zsq.transport.wire.admin_codec import request_of
 
 ME, OTHER, THIRD = "a" * 32, "b" * 32, "c" * 32
 CLICKS, VIEWS, GONE, STRANGE = "1" * 32, "2" * 32, "3" * 32, "4" * 32
+
+
+def parsed(message: p.Manage) -> Any:
+    return request_of(message)
 
 
 def ids(start: int = 100) -> list[str]:
@@ -209,7 +214,10 @@ def test_a_part_that_lies_here_is_served_only_if_it_is_of_this_topic(
     ],
 )
 def test_orders(action: str, topic: str, channel: str, expected: Expected) -> None:
-    assert answer(full().manage, p.Manage(1, action, topic, channel, {}, {}), False) == expected
+    assert (
+        answer(full().manage, parsed(p.Manage(1, action, topic, channel, {}, {})), False)
+        == expected
+    )
 
 
 def test_statistics_of_everything_are_those_of_this_broker() -> None:
@@ -222,8 +230,15 @@ def test_a_sender_that_cannot_follow_learns_which_parts_are_here() -> None:
     assert full().refusal("views").text.endswith("or name a part")
 
 
-def create(topic: str, **given: Any) -> p.Manage:
-    return p.Manage(1, "create", topic, "", given, {})
+def as_wire(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options as msgpack unpacks them."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+    }
+
+
+def create(topic: str, **given: Any) -> Any:
+    return parsed(p.Manage(1, "create", topic, "", as_wire(given), {}))
 
 
 def places(topic: str, **given: Any) -> tuple[int, ...]:
@@ -273,13 +288,13 @@ def test_the_directory_is_not_changed_before_it_was_read() -> None:
             known.new_topic(create("new", parts=1), ids()[0], STRANGE, {})
     unread = view(*BROKERS, *TOPICS, is_all=False)
     with pytest.raises(ZsqError, match=E_CLOSING):
-        unread.more_parts(p.Manage(1, "add_parts", "clicks", "", {"count": 1}, {}), ids())
+        unread.more_parts(parsed(p.Manage(1, "add_parts", "clicks", "", {"count": 1}, {})), ids())
     with pytest.raises(ZsqError, match=E_CLOSING):
-        unread.removal(p.Manage(1, "delete", "clicks", "", {"force": True}, {}), ids()[0])
+        unread.removal(parsed(p.Manage(1, "delete", "clicks", "", {"force": True}, {})), ids()[0])
 
 
 def more(topic: str, count: Any, **given: Any) -> list[PartEntry]:
-    message = p.Manage(1, "add_parts", topic, "", {"count": count, **given}, {})
+    message = parsed(p.Manage(1, "add_parts", topic, "", as_wire({"count": count, **given}), {}))
     return full().more_parts(message, ids())
 
 
@@ -320,8 +335,10 @@ def test_a_topic_with_parts_is_deleted_only_with_force() -> None:
     known = full()
     assert known.is_parted("clicks")
     with pytest.raises(ZsqError, match=E_NOT_EMPTY):
-        known.removal(p.Manage(1, "delete", "clicks", "", {}, {}), ids()[0])
-    entry = known.removal(p.Manage(1, "delete", "clicks", "", {"force": True}, {}), ids()[0])
+        known.removal(parsed(p.Manage(1, "delete", "clicks", "", {}, {})), ids()[0])
+    entry = known.removal(
+        parsed(p.Manage(1, "delete", "clicks", "", {"force": True}, {})), ids()[0]
+    )
     assert entry == RemoveEntry(ids()[0], CLICKS)
     assert not known.is_parted("plain")
 
@@ -346,7 +363,7 @@ def test_producers_are_told_when_a_part_is_closed_and_opened(
     known = full({"clicks#0": own})
     if told:
         known.take(known.directory.next, [encode_entry(CloseEntry(ids()[9], CLICKS, 0))], True)
-    found = known.change(p.Manage(1, action, "clicks#0", "", {"to": to}, {}), ids()[0])
+    found = known.change(parsed(p.Manage(1, action, "clicks#0", "", {"to": to}, {})), ids()[0])
     assert found == (None if entry is None else entry(ids()[0], CLICKS, 0))
 
 
@@ -362,7 +379,7 @@ def test_the_places_of_parts_say_which_are_closed() -> None:
 
 @pytest.mark.parametrize("topic", ["plain", "strange#0", "unknown", "clicks#1"])
 def test_topics_that_are_no_parts_of_this_broker_are_closed_as_usual(topic: str) -> None:
-    message = p.Manage(1, "close", topic, "", {"to": "publishers"}, {})
+    message = parsed(p.Manage(1, "close", topic, "", {"to": "publishers"}, {}))
     assert full().change(message, ids()[0]) is None
 
 

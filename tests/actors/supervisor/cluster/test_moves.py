@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,11 +43,16 @@ from zsq.storage.cluster.directory import (
 )
 from zsq.transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_NOT_FOUND, E_UNSUPPORTED, ZsqError
 from zsq.transport.wire import protocol as p
+from zsq.transport.wire.admin_codec import request_of
 
 BROKERS = 3
 TOPIC = "7" * 32
 LOG = "f" * 32
 NAME = "t#0"
+
+
+def parsed(message: p.Manage) -> Any:
+    return request_of(message)
 
 
 def uuid(number: int) -> str:
@@ -189,7 +195,9 @@ def test_news_is_read_often_while_a_part_moves() -> None:
 )
 def test_moves_that_make_no_sense_are_refused(part: str, to: int | None, code: str) -> None:
     with pytest.raises(ZsqError, match=code):
-        view(0, {NAME: row()}).move(p.Manage(1, "move", part, "", {"broker": to}, {}), uuid(1))
+        view(0, {NAME: row()}).move(
+            parsed(p.Manage(1, "move", part, "", {"broker": to}, {})), uuid(1)
+        )
 
 
 def test_a_broker_whose_bucket_is_not_known_keeps_its_parts() -> None:
@@ -197,7 +205,7 @@ def test_a_broker_whose_bucket_is_not_known_keeps_its_parts() -> None:
     old = broker(0)._replace(bucket="")
     known.take(0, [encode_entry(one) for one in (old, *BEGIN[1:])], True)
     with pytest.raises(ZsqError, match=E_UNSUPPORTED):
-        known.move(p.Manage(1, "move", NAME, "", {"broker": 1}, {}), uuid(1))
+        known.move(parsed(p.Manage(1, "move", NAME, "", {"broker": 1}, {})), uuid(1))
 
 
 # Random histories
@@ -315,7 +323,7 @@ class World:
                 site.act()
 
     def _move(self, site: Site) -> None:
-        ask = p.Manage(1, "move", NAME, "", {"broker": self.chance.randrange(BROKERS)}, {})
+        ask = parsed(p.Manage(1, "move", NAME, "", {"broker": self.chance.randrange(BROKERS)}, {}))
         parted = site.view.directory.topics.get("t")
         if parted is not None and site.view.is_read:
             self.append(site.view.move(ask, uuid(1)))

@@ -13,7 +13,7 @@ from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.supervisor.commands.dead_letter_topics import claim, redrive
 from zsq.actors.supervisor.topics.registry_format import TopicRow
 from zsq.transport.errors import Refused, UsageError, ZsqError
-from zsq.transport.wire import protocol as p
+from zsq.transport.wire.admin_requests import RedriveRequest
 
 OLD, NEW, OTHER, PARTED = "a" * 32, "b" * 32, "c" * 32, "d" * 32
 
@@ -49,14 +49,7 @@ class Topics:
         )
         redrive(
             requests,
-            p.Manage(
-                1,
-                "redrive",
-                "t.c.dead",
-                "",
-                {"to": topic, "channel": "", "origin": (topic, uuid, "c")},
-                {},
-            ),
+            RedriveRequest("t.c.dead", to=topic, origin=(topic, uuid, "c")),
         )
         (answer,) = answers
         return answer
@@ -89,7 +82,7 @@ def test_letters_of_a_topic_that_was_created_again_are_not_sent_back_by_its_name
 
 
 def test_a_redrive_without_a_whole_uuid_is_refused() -> None:
-    with pytest.raises(UsageError, match="redrive needs the options"):
+    with pytest.raises(UsageError, match="must be the topic, its uuid"):
         Topics({}).redrive(OLD[:-1])
 
 

@@ -25,6 +25,7 @@ from zsq.transport.errors import (
     from_wire,
 )
 from zsq.transport.wire import protocol as p
+from zsq.transport.wire.admin_requests import DeleteRequest
 
 
 class DeletionHarness(Broker):
@@ -51,9 +52,7 @@ class DeletionHarness(Broker):
             child.stats = {"next_offset": 0}
 
     def delete(self, channel: str = "", *, force: bool = False, end: int = 0) -> None:
-        deletion.delete(
-            self.requests, p.Manage(1, "delete", "t", channel, {"force": force}), self.group
-        )
+        deletion.delete(self.requests, DeleteRequest("t", channel, force=force), self.group)
         if not channel:
             _, answer = self.orders.pop()
             answer(p.Position(1, end), None)
@@ -129,7 +128,7 @@ def test_a_second_deletion_is_refused_until_the_first_is_decided(force: bool) ->
     """If it unsealed the topic meanwhile, messages that are acknowledged then would be deleted."""
     harness = DeletionHarness()
     harness.delete()
-    order = p.Manage(2, "delete", "t", "", {"force": force})
+    order = DeleteRequest("t", force=force)
     deletion.delete(harness.requests, order, harness.group)
     assert [error.code for error in harness.refused] == [E_CLOSING]
     assert harness.orders == []
@@ -155,7 +154,7 @@ def test_a_topic_that_was_started_again_during_the_decision_is_not_deleted() -> 
 
 def test_a_seal_that_is_not_answered_in_time_is_taken_back() -> None:
     harness = DeletionHarness()
-    deletion.delete(harness.requests, p.Manage(1, "delete", "t", "", {}), harness.group)
+    deletion.delete(harness.requests, DeleteRequest("t"), harness.group)
     _, answer = harness.orders.pop()
     answer(None, Refused("E_TIMEOUT", "no answer"))
     assert [error.code for error in harness.refused] == ["E_TIMEOUT"]
@@ -182,7 +181,7 @@ def test_deleting_a_channel_waits_until_its_topic_is_up() -> None:
     harness.group.channels.clear()
     harness.group.state = GroupState.STARTING
     for name in ("b", "never made"):
-        commands._manage(p.Manage(1, "delete", "t", name, {"force": True}))
+        commands._manage(DeleteRequest("t", name, force=True))
     assert (harness.refused, harness.stopped) == ([], [])
     harness.group.channels.update(known)
     assert harness.group.topic is not None
@@ -200,13 +199,13 @@ def test_a_channel_that_is_being_deleted_is_not_reported_as_missing() -> None:
     commands = Commands(harness.requests, harness.view())
     harness.delete("b", force=True)
     with pytest.raises(Refused, match="E_CLOSING channel 'b' is being deleted"):
-        commands._manage(p.Manage(2, "delete", "t", "b", {"force": True}))
+        commands._manage(DeleteRequest("t", "b", force=True))
     harness.ends.pop()(True)
     order, answer = harness.orders.pop()
     assert order == p.DropChannel(1, "b")
     answer(p.Done(1, {}), None)
     with pytest.raises(NotFound):
-        commands._manage(p.Manage(3, "delete", "t", "b", {"force": True}))
+        commands._manage(DeleteRequest("t", "b", force=True))
 
 
 def test_a_slow_deletion_of_a_channel_is_answered_in_time_and_goes_on() -> None:

@@ -41,6 +41,8 @@ from zsq.transport.errors import (
     ZsqError,
 )
 from zsq.transport.wire import protocol as p
+from zsq.transport.wire.admin_codec import request_of
+from zsq.transport.wire.admin_requests import CloseRequest
 
 ME, OTHER = "a" * 32, "b" * 32
 CLICKS = "1" * 32
@@ -67,7 +69,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[p.Wire] = []
         self.orders_sent: list[Any] = []
-        self.carried: list[p.Wire] = []
+        self.carried: list[Any] = []
         self.audited: list[tuple[str, str]] = []
         self.log: list[bytes] = []
         self.told = 0
@@ -161,13 +163,12 @@ class World:
         """Send a request of a client, as `Commands.on_mail` does."""
         number = self.requests.numbered(CLIENT, 9)
         message = replace(message, request=number)
-        handler: Any = {
-            p.Lookup: self.parts.lookup,
-            p.Manage: self.parts.manage,
-            p.Stats: self.parts.stats,
-        }[type(message)]
+        handler: Any = {p.Lookup: self.parts.lookup, p.Stats: self.parts.stats}.get(type(message))
         with self.requests.answering(number):
-            handler(message, self.carried.append)
+            if handler is None:
+                self.parts.manage(request_of(message), self.carried.append)
+            else:
+                handler(message, self.carried.append)
 
     def lookup(self, topic: str, create: bool = True, **by: str) -> None:
         self.ask(p.Lookup(0, topic, "", create, {}, by))
@@ -197,6 +198,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     )
     made.tell()
     return made
+
+
+def ask_cluster(world: World, action: str) -> None:
+    """Send a request that only a broker of a cluster carries out."""
+    given: dict[str, dict[str, Any]] = {"create": {"parts": 1}, "add_parts": {"count": 1}}
+    world.manage(action, "" if action == "cluster" else "clicks", **given.get(action, {}))
 
 
 def entry(order: p.Wire) -> Any:
@@ -233,7 +240,7 @@ def test_a_client_is_told_where_the_parts_are(world: World) -> None:
     world.manage("list")
     world.manage("pause", "clicks#0", "c")
     assert [type(one).__name__ for one in world.carried] == [
-        *("Lookup", "Lookup", "Stats", "Manage", "Manage")
+        *("Lookup", "Lookup", "Stats", "ListTopicsRequest", "PauseRequest")
     ]
     assert not world.orders_sent
 
@@ -303,7 +310,7 @@ def test_a_request_just_after_the_start_waits_until_the_directory_is_read(
     elif action == "create":
         world.manage("create", "new", parts=1)
     else:
-        world.manage(action, "" if action == "cluster" else "clicks", count=1)
+        ask_cluster(world, action)
     assert not world.sent
     assert isinstance(world.obey(), p.ReadDirectory)
     if action in ("create", "add_parts"):
@@ -317,7 +324,7 @@ def test_a_request_that_waits_is_answered_if_the_directory_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch, action: str
 ) -> None:
     world = World(monkeypatch)
-    world.manage(action, "" if action == "cluster" else "clicks", count=1, parts=1)
+    ask_cluster(world, action)
     world.parts.heard(ARCHIVE, p.DirectoryTrouble("no route"))
     for _ in range(2):  # the archive actor may not be ready yet
         world.obey(Refused(E_BUCKET, "no route"))
@@ -478,7 +485,7 @@ def test_producers_learn_of_a_closed_part_before_it_is_closed(world: World) -> N
     assert not world.carried
     found = entry(world.obey())
     assert found == CloseEntry(found.id, CLICKS, 0)
-    assert [cast("Any", one).action for one in world.carried] == ["close"]
+    assert [type(one) for one in world.carried] == [CloseRequest]
     world.manage("close", "clicks#0", to="consumers")
     assert len(world.carried) == 2
     world.manage("close", "clicks")
@@ -487,7 +494,8 @@ def test_producers_learn_of_a_closed_part_before_it_is_closed(world: World) -> N
 
 def test_dead_letters_may_go_back_to_a_topic_with_parts_that_the_user_chose(world: World) -> None:
     def redrive(to: str, channel: str, *, chosen: bool) -> None:
-        given = {"to": to, "channel": channel, "chosen": chosen}
+        origin = ("clicks", CLICKS, "c")
+        given = {"to": to, "to_channel": channel, "chosen": chosen, "origin": origin}
         world.ask(p.Manage(0, "redrive", "clicks.c.dead", "", given, {}))
 
     redrive("clicks", "", chosen=True)
@@ -515,11 +523,12 @@ def test_without_a_cluster_all_requests_are_carried_out_here(world: World) -> No
     world.manage("create", "new")
     world.manage("delete", "clicks")
     world.manage("close", "clicks")
-    world.manage("redrive", "dead", to="clicks")
+    world.manage("redrive", "dead", to="clicks", origin=("clicks", CLICKS, "c"))
     world.ask(p.Stats(0, "clicks", ""))
     assert len(world.carried) == 7
     for action, given in (("cluster", {}), ("add_parts", {"count": 1}), ("create", {"parts": 2})):
-        world.manage(action, "new", **cast("dict[str, Any]", given))
+        topic = "" if action == "cluster" else "new"
+        world.manage(action, topic, **cast("dict[str, Any]", given))
         assert world.error() == E_UNSUPPORTED
     world.parts.heard(ARCHIVE, p.DirectoryEntries(0, (), is_all=True))
     world.parts.tick(1)

@@ -296,6 +296,6 @@ def test_seek_sends_offset_and_direction(broker: Broker) -> None:
             admin.seek("t", "c", -1)
     words = [(w.action, w.topic, w.channel, w.options) for w in broker.heard if type(w) is p.Manage]
     assert words == [
-        ("seek", "t", "c", {"offset": 5, "forward": False}),
+        ("seek", "t", "c", {"offset": 5}),
         ("seek", "t", "c", {"offset": 7, "forward": True}),
     ]

@@ -584,7 +584,7 @@ def test_a_question_about_a_part_goes_to_its_broker() -> None:
         (question("seek", "t", time_ns=5), True),
         (question("seek", "t", offset=1 << 62), True),
         (question("seek", "t", offset=17), False),
-        (question("peek", "t"), False),
+        (question("peek", "t", limit=1), False),
         (Question(lambda number: Stats(number, "t", "")), True),
         (Question(lambda number: Fetch(number, 0, 1)), False),
     ],

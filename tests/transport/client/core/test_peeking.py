@@ -234,10 +234,13 @@ def test_seek_takes_offsets_names_and_times_and_refuses_others(broker: Any) -> N
 
     asyncio.run(the_same())
     words = [message.options for message in broker.heard if type(message) is p.Manage]
-    expected = [{"offset": 5}, {"offset": 0}, {"offset": 1 << 62}, {"time_ns": 12_500_000_000}]
-    assert words == [one | {"forward": False} for one in expected] + [
-        one | {"forward": True} for one in expected
+    expected: list[dict[str, Any]] = [
+        {"offset": 5},
+        {"offset": 0},
+        {"offset": 1 << 62},
+        {"time_ns": 12_500_000_000},
     ]
+    assert words == expected + [one | {"forward": True} for one in expected]
 
 
 def test_messages_that_the_channel_will_skip_are_not_shown() -> None:

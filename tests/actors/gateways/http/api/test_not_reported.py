@@ -28,6 +28,7 @@ from zsq.apps.cli.inspect import top as cli_top
 from zsq.apps.top import Picture, Screen
 from zsq.transport.draining import remaining
 from zsq.transport.reports import BrokerStats
+from zsq.transport.wire.admin_requests import OverviewRequest
 
 PRIVATE = {"begin", "window_end", "requeued_waiting", "deferred_full", "absent", "rates_recent"}
 """Values that a channel reports only for the supervisor."""
@@ -129,7 +130,7 @@ def test_nsqs_view_shows_rows_that_have_nothing_but_names() -> None:
 def test_zsq_top_and_the_console_s_board_show_a_channel_that_has_not_reported(
     broker: Any, view: str
 ) -> None:
-    found: Any = Overview(broker.view()).answer({"processes": True, "alarms": True})
+    found: Any = Overview(broker.view()).answer(OverviewRequest(processes=True, alarms=True))
     picture, screen = Picture(), Screen(view=view)
     picture.take(found)
     rows = screen.arranged(picture.rows(view, 10**18))

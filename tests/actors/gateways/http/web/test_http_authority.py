@@ -24,13 +24,13 @@ from zsq.actors.security.access import Access, token_hash
 from zsq.actors.security.policy import (
     PATHS,
     AccessPolicy,
-    Action,
     Actions,
     Principal,
     actions_of,
     granted,
 )
 from zsq.transport.nsq.permissions import parse_state
+from zsq.transport.wire.actions import Action
 
 
 async def level(value: str) -> None:
