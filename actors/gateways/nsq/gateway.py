@@ -353,7 +353,7 @@ class NsqGateway(AsyncActor[NsqStart]):
             "clients": [
                 one.statistics()
                 for one in self.connections
-                if one.session.topic or one.session.published
+                if one.session.consumption.topic or one.session.published
             ]
         }
 
