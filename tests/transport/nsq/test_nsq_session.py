@@ -77,7 +77,8 @@ def test_each_command_in_each_state_does_what_the_table_says(state: State, name:
 @pytest.mark.parametrize("name", [*sorted(SAMPLES), b"WHAT"])
 def test_only_identify_is_allowed_before_tls_if_tls_is_required(name: bytes) -> None:
     client = Client(NsqLimits(tls_required=True, tls_v1=True))
-    assert client.session.state is State.PLAIN
+    session = client.session
+    assert session.state is State.PLAIN
     if name in SESSION_TABLE[State.PLAIN]:
         client.send(TLS)
         assert client.session.state is State.INIT
