@@ -59,6 +59,7 @@ from ..transport.errors import (
     UsageError,
     ZsqError,
 )
+from ..transport.units import NS_PER_MS
 from ..transport.wire.address import Target
 from ..transport.wire.addresses import parse_all
 from ..transport.wire.protocol import DELAY_MS_MAX, Welcome
@@ -357,7 +358,7 @@ def _publish_delayed(
     count = 0
     try:
         for sequence, (due_ns, block) in enumerate(chain((first,), rows)):
-            delay_ms = min(max(1, (due_ns - time.time_ns()) // 1_000_000), DELAY_MS_MAX)
+            delay_ms = min(max(1, (due_ns - time.time_ns()) // NS_PER_MS), DELAY_MS_MAX)
             pending = PendingBlock(block, delay_ms)
             pending.sequence = sequence
             drive.carry_out(_send(engine, lane, pending, plan.timeout))

@@ -18,12 +18,12 @@ from typing import Any, Final, NamedTuple, Self, TypedDict
 from ..actors.statistics.cluster import BrokerRow, Report, TopicRow
 from ..actors.statistics.schema import rows_of
 from ..transport.reports import ProcessStats
+from ..transport.units import NS_PER_S
 from ..transport.wire.answers import BrokerSummary, OverviewAnswer, OverviewRow
 
 VIEWS: Final = ("channels", "topics", "processes", "brokers", "parts")
 CLUSTER_VIEWS: Final = ("brokers", "parts")  # they need answers of all brokers of the cluster
 FILTER_MAX: Final = 64
-NS: Final = 1_000_000_000
 
 Row = dict[str, Any]
 
@@ -224,7 +224,7 @@ class Picture:
         remarks = ["paused"] * values["paused"] + (
             [] if values["health"] == "OK" else [str(values["health"])]
         )
-        ages = {"age_s": _age(values["oldest_ns"], now_ns), "p99_s": values["p99_ns"] / NS}
+        ages = {"age_s": _age(values["oldest_ns"], now_ns), "p99_s": values["p99_ns"] / NS_PER_S}
         return values | ages | {"topic": topic, "channel": name, "said": ", ".join(remarks)}
 
     def _process(self, process: ProcessStats, used: Mapping[int, tuple[float | None, int]]) -> Row:
@@ -267,7 +267,7 @@ def _parts(topic: TopicRow) -> Row:
 
 
 def _age(oldest_ns: int, now_ns: int) -> float:
-    return max(0.0, (now_ns - oldest_ns) / NS) if oldest_ns > 0 else float(oldest_ns)
+    return max(0.0, (now_ns - oldest_ns) / NS_PER_S) if oldest_ns > 0 else float(oldest_ns)
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ MAY_IMPORT: Final = {
         "transport.errors",
         "transport.names",
         "transport.settings",
+        "transport.units",
         "transport.wire.codec",
     ),
     "actors": ("transport", "storage"),

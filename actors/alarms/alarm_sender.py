@@ -30,6 +30,7 @@ from functools import partial
 from typing import Any, Final, TypedDict, cast
 
 from ...transport.reports import AlarmEvent
+from ...transport.units import NS_PER_S
 from ...transport.wire import protocol as p
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
@@ -43,7 +44,6 @@ TRIES_MAX: Final = 6
 # The pause after the first try. It doubles after each further try, so all pauses together take half
 # a minute.
 PAUSE_S: Final = 1.0
-_S: Final = 1_000_000_000
 
 
 class OutboxFigures(TypedDict):
@@ -99,7 +99,7 @@ class Outbox:
             self.told_count += len(self._out)
             self.missed = 0
         elif self._tries < TRIES_MAX:
-            self._due_ns = now_ns + int(PAUSE_S * 2 ** (self._tries - 1) * _S)
+            self._due_ns = now_ns + int(PAUSE_S * 2 ** (self._tries - 1) * NS_PER_S)
             return False
         else:
             self._count_lost(len(self._out))

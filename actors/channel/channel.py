@@ -25,6 +25,7 @@ from ...transport.errors import (
 )
 from ...transport.names import is_ephemeral
 from ...transport.settings import ATTEMPTS_MAX, ChannelOptions, NewChannelSettings
+from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire import protocol as p
 from ...transport.wire.admin_requests import END
 from ..primitives.ranges import Span, ranges_of
@@ -45,8 +46,6 @@ from .redelivery import Deferred, Row
 from .saving import Saving
 from .skips import Skips
 
-_NS = 1_000_000_000
-
 
 class LastConsumer:
     """Detects when an `#ephemeral` channel ends.
@@ -61,7 +60,7 @@ class LastConsumer:
     def __init__(self, now_ns: int) -> None:
         self.over = False
         self._had_one = False
-        self._until_ns = now_ns + int(options.EPHEMERAL_UNUSED_S * _NS)
+        self._until_ns = now_ns + int(options.EPHEMERAL_UNUSED_S * NS_PER_S)
         self._say_ns = 0
 
     def look(self, consumers: int, now_ns: int) -> bool:
@@ -75,7 +74,7 @@ class LastConsumer:
             self.over = True
         if not self.over or now_ns < self._say_ns:
             return False
-        self._say_ns = now_ns + _NS
+        self._say_ns = now_ns + NS_PER_S
         return True
 
 
@@ -162,7 +161,7 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
 
 
 log = logging.getLogger("zsq")
-_MS = 1_000_000
+LEASE_LOOK_MS: Final = 1_000.0  # how often a channel with consumers looks at the lease
 
 
 class ChannelActor(Actor[ChannelStart]):
@@ -272,8 +271,8 @@ class ChannelActor(Actor[ChannelStart]):
         answer = p.Subscribed(
             message.request,
             self.key,
-            consumer.timeout_ns // _MS,
-            consumer.heartbeat_ns // _MS,
+            consumer.timeout_ns // NS_PER_MS,
+            consumer.heartbeat_ns // NS_PER_MS,
             self.core.settings.ordered,
         )
         if not port.send(mail.envelope, answer):
@@ -319,9 +318,9 @@ class ChannelActor(Actor[ChannelStart]):
         delay_ns = (
             self.core.settings.backoff_ns(ATTEMPTS_MAX)
             if message.delay_ms == p.BACKOFF
-            else message.delay_ms * _MS
+            else message.delay_ms * NS_PER_MS
         )
-        self.due_clock.hold(min(max(0, delay_ns), p.REQUEUE_DELAY_MS_MAX * _MS))
+        self.due_clock.hold(min(max(0, delay_ns), p.REQUEUE_DELAY_MS_MAX * NS_PER_MS))
         now_ns = self.due_clock.now_ns()
         refused = self.core.req(
             mail.envelope, message.token, message.ranges, message.delay_ms, now_ns, error
@@ -476,7 +475,7 @@ class ChannelActor(Actor[ChannelStart]):
             if delivery is None:
                 return self.core.has_more()
             message = p.Deliver(
-                delivery.token, delivery.runs, delivery.timeout_ns // _MS, delivery.alone
+                delivery.token, delivery.runs, delivery.timeout_ns // NS_PER_MS, delivery.alone
             )
             if not self.front.send(delivery.peer, message, [delivery.block]):
                 # The consumer is dead, or does not read what it asked for.
@@ -501,7 +500,7 @@ class ChannelActor(Actor[ChannelStart]):
         self._corrupt_told = count
         if now >= self._corrupt_until_ns:
             self._corrupt_until_ns, self._corrupt_limit = (
-                now + options.CORRUPT_S * 1_000_000_000,
+                now + options.CORRUPT_S * NS_PER_S,
                 count + options.CORRUPT_MAX,
             )
         if count > self._corrupt_limit:
@@ -540,7 +539,7 @@ class ChannelActor(Actor[ChannelStart]):
         now = time.monotonic_ns()
         self.core.look_for_idle(now)
         due = self.core.next_due(now, self.due_clock.now_ns())
-        if due and (due < self._hinted_ns - _MS or self._hinted_ns == 0):
+        if due and (due < self._hinted_ns - NS_PER_MS or self._hinted_ns == 0):
             self._hinted_ns = due
             self.scan.send((), p.Hint(self.key, due))
 

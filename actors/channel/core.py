@@ -55,6 +55,7 @@ from ...transport.errors import (
 )
 from ...transport.reports import ChannelCounters, ConsumerReport
 from ...transport.settings import NONE, ChannelSettings
+from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire import protocol as p
 from ...transport.wire.protocol import (
     BACKOFF,
@@ -246,7 +247,6 @@ class Turns:
 
 UNKNOWN_DELIVERY: Range = (-1, 0)
 RECALL_NS: Final = 100_000_000  # how long a message is held before it may be asked for
-_MS = 1_000_000
 LOST: Final = "its consumer was lost or left"
 TIMED_OUT: Final = "its consumer did not answer within the message timeout"
 REQUEUED: Final = "its consumer requeued it"
@@ -650,7 +650,9 @@ class ChannelCore:
                 self._again(run, self.settings.backoff_ns(run[2]), wall_ns, cause)
             return refused
         for run in taken:
-            self._again(run, min(max(0, delay_ms), REQUEUE_DELAY_MS_MAX) * _MS, wall_ns, cause)
+            self._again(
+                run, min(max(0, delay_ms), REQUEUE_DELAY_MS_MAX) * NS_PER_MS, wall_ns, cause
+            )
         return refused
 
     def _again(self, run: Run, delay_ns: int, wall_ns: int, cause: str) -> None:
@@ -985,14 +987,14 @@ class Peeks:
             {
                 **_held("in flight", run),
                 "consumer": whose,
-                "held_ms": held_ns // _MS,
-                "left_ms": max(0, left_ns) // _MS,
+                "held_ms": held_ns // NS_PER_MS,
+                "left_ms": max(0, left_ns) // NS_PER_MS,
             }
             for run, whose, held_ns, left_ns in out
             if left_ns is not None
         )
         waiting: Iterator[_HeldRow] = (
-            {**_held("held", run), "consumer": whose, "held_ms": held_ns // _MS}
+            {**_held("held", run), "consumer": whose, "held_ms": held_ns // NS_PER_MS}
             for run, whose, held_ns, left_ns in out
             if left_ns is None
         )
@@ -1095,7 +1097,7 @@ def consumer_of(
     _check_room(peer, core, now_ns)
     heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
     return Subscriber(
-        peer, message.label[:128], message.ready, timeout_ms * _MS, heartbeat_ms * _MS, now_ns, wall_ns // 1_000_000_000,
+        peer, message.label[:128], message.ready, timeout_ms * NS_PER_MS, heartbeat_ms * NS_PER_MS, now_ns, wall_ns // NS_PER_S,
         sample_rate=message.sample_rate, reports=message.reports, session=message.session,
         attempt=message.request,
     )  # fmt: skip

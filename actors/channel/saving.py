@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from ...storage.state.channel_row import ChannelRow
 from ...transport.errors import E_LIMIT, UsageError
+from ...transport.units import NS_PER_MS
 from ...transport.wire.protocol import Done, OrderAnswer, Position, Save, Wire
 from ..settings import options
 from .lease import Changes, Peer, save_pages
@@ -50,7 +51,7 @@ class Saving:
         `SAVE_INTERVAL_MS`. No timer runs while nothing changes and nothing is withheld.
         """
         if dirty and not self._due_ns:
-            self._due_ns = now_ns + options.SAVE_INTERVAL_MS * 1_000_000
+            self._due_ns = now_ns + options.SAVE_INTERVAL_MS * NS_PER_MS
         again = bool(self._withheld) and now_ns >= self._withheld_ns
         return self.now or again or (self._due_ns > 0 and now_ns >= self._due_ns)
 
@@ -60,7 +61,7 @@ class Saving:
         due += [self._withheld_ns] if self._withheld else []
         if not due or self.out:
             return _FAR_MS
-        return max(0, (min(due) - now_ns) // 1_000_000 + 1)
+        return max(0, (min(due) - now_ns) // NS_PER_MS + 1)
 
     @property
     def waited_for(self) -> bool:
@@ -123,5 +124,5 @@ class Saving:
         self._barriers_out, self._answers_out, self._withheld = [], [], []
         if withholds:
             barriers, self._withheld = [], barriers
-            self._withheld_ns = now_ns + WITHHELD_MS * 1_000_000
+            self._withheld_ns = now_ns + WITHHELD_MS * NS_PER_MS
         return barriers, answers

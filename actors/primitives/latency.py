@@ -23,15 +23,15 @@ from ddsketch.mapping import LogarithmicMapping
 from ddsketch.store import DenseStore
 
 from ...transport.reports import Latency
+from ...transport.units import NS_PER_S
 
-_S: Final = 1_000_000_000
 WINDOW_S: Final = 600  # NSQ's e2e-processing-latency-window-time
 SLOT_S: Final = 30
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99, 1.0)
 RECENT: Final = (0.5, 0.95, 0.99)
 ACCURACY: Final = 0.01
 LATENCY_NS_MIN: Final = 1_000
-LATENCY_NS_MAX: Final = 400 * 86_400 * _S
+LATENCY_NS_MAX: Final = 400 * 86_400 * NS_PER_S
 COUNT_MAX: Final = 0xFFFF_FFFF  # limit of a bin in a slot of time; further messages are not counted
 _MAPPING: Final = LogarithmicMapping(ACCURACY)
 
@@ -77,7 +77,7 @@ class LatencyWindow:
     __slots__ = ("_slot_ns", "_slots", "_stores")
 
     def __init__(self, slot_s: int = SLOT_S) -> None:
-        self._slot_ns = slot_s * _S
+        self._slot_ns = slot_s * NS_PER_S
         self._slots = WINDOW_S // slot_s
         self._stores: list[tuple[int, _Counts]] = []
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-_S: Final = 1_000_000_000
-WINDOW_NS: Final = 60 * _S
+from ...transport.units import NS_PER_S
+
+WINDOW_NS: Final = 60 * NS_PER_S
 # The window for estimates of the time to drain a backlog. An older burst would distort them.
-RECENT_NS: Final = 10 * _S
-SAMPLE_NS: Final = 5 * _S
-SHORTEST_NS: Final = 1 * _S  # shorter periods count as one second
+RECENT_NS: Final = 10 * NS_PER_S
+SAMPLE_NS: Final = 5 * NS_PER_S
+SHORTEST_NS: Final = 1 * NS_PER_S  # shorter periods count as one second
 
 Counts = tuple[int, ...]
 
@@ -59,7 +60,7 @@ class RateMeter:
             return {}
         begin_ns = max(now_ns - window_ns, self._samples[0][0])
         begin = self._at(begin_ns, now_ns, now)
-        passed_s = max(now_ns - begin_ns, SHORTEST_NS) / _S
+        passed_s = max(now_ns - begin_ns, SHORTEST_NS) / NS_PER_S
         found = zip(counts, now, begin, strict=True)
         return {
             name: round((count - start) / passed_s, 3)

@@ -27,6 +27,7 @@ import zmq
 from ...storage.errors import StorageError
 from ...transport.errors import E_BAD_COMMAND, E_INTERNAL, Refused, UsageError, ZsqError
 from ...transport.memory import release_memory
+from ...transport.units import NS_PER_MS
 from ...transport.wire.codec import fitting
 from ...transport.wire.protocol import (
     Ask,
@@ -51,7 +52,6 @@ from .process import Trimming, is_out_of_files, private_bytes
 
 log = logging.getLogger("zsq")
 
-_MS = 1_000_000
 _EARLY_SHIFT = 4  # a timer may run early by its interval >> 4, a sixteenth
 _QUESTIONS = (Ask, Scan)
 StartT = TypeVar("StartT", bound=ActorStart)
@@ -193,7 +193,7 @@ class Actor(Generic[StartT]):
         If another timer is due, call it up to a sixteenth of the interval earlier. So timers of the
         same interval soon run together, and wake an idle process once.
         """
-        interval_ns = int(interval_ms * _MS)
+        interval_ns = int(interval_ms * NS_PER_MS)
         self._timers.append([time.monotonic_ns() + interval_ns, interval_ns, function])
         self._timers_due_ns = min(self._timers_due_ns, self._timers[-1][0])
 
@@ -332,7 +332,7 @@ class Actor(Generic[StartT]):
             return 10
         if self.busy:
             return 0
-        return max(0, (self._timers_due_ns - time.monotonic_ns()) // _MS + 1)
+        return max(0, (self._timers_due_ns - time.monotonic_ns()) // NS_PER_MS + 1)
 
     def _run_timers(self) -> None:
         now = time.monotonic_ns()
@@ -407,7 +407,7 @@ class Actor(Generic[StartT]):
 
     def hasten_pulse(self) -> None:
         first = self._timers[0]
-        first[0] = min(first[0], self._pulsed_ns + options.PULSE_MS * _MS)
+        first[0] = min(first[0], self._pulsed_ns + options.PULSE_MS * NS_PER_MS)
         self._timers_due_ns = min(self._timers_due_ns, first[0])
 
     def _pulse_if_stirred(self) -> None:
@@ -419,7 +419,7 @@ class Actor(Generic[StartT]):
             release_memory()
         self.pulse()
         self._worked = self._stirred = False
-        self._timers[0][0] = self._pulsed_ns + options.IDLE_PULSE_MS * _MS
+        self._timers[0][0] = self._pulsed_ns + options.IDLE_PULSE_MS * NS_PER_MS
 
     def pulse(self, request: int = 0, *, detailed: bool = False) -> None:
         if self._stirred:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Final
 
 from ...transport.errors import ZsqError
+from ...transport.units import NS_PER_S
 from ..settings import options
 from ..settings.starts import ActorStart
 
@@ -102,7 +103,7 @@ class OutOfFiles(ZsqError):
     """No process can be started, because the descriptors that it needs are not available."""
 
 
-_UNSTEADY_NS: Final = int(options.UNSTEADY_S * 1_000_000_000)
+_UNSTEADY_NS: Final = int(options.UNSTEADY_S * NS_PER_S)
 
 
 class RestartIntensity:
@@ -118,7 +119,7 @@ class RestartIntensity:
         self, restarts_max: int = options.RESTARTS_MAX, within_s: float = options.RESTARTS_WITHIN_S
     ) -> None:
         self._restarts_max = restarts_max
-        self._within_ns = int(within_s * 1_000_000_000)
+        self._within_ns = int(within_s * NS_PER_S)
         self._times_ns: deque[int] = deque()
         self.count = 0
 

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from ...transport.units import NS_PER_MS
 from ...transport.wire import sockets
 from .actor import Actor
 from .polling import PolledSocket
@@ -71,7 +72,7 @@ class LinkEnds:
 
     def _ask(self) -> None:
         """Ask the peers of the reports that are old enough."""
-        until_ns = time.monotonic_ns() - int(WAIT_MS * 1_000_000) // 2
+        until_ns = time.monotonic_ns() - int(WAIT_MS * NS_PER_MS) // 2
         while self._reports and self._reports[0][0] <= until_ns:
             _, descriptor = self._reports.popleft()
             peers = self._peers.pop(descriptor, set())

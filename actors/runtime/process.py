@@ -19,6 +19,7 @@ from typing import Final
 
 import setproctitle
 
+from ...transport.units import NS_PER_S
 from .listening import ALL_HOSTS, join_place, split_place
 
 _NO_FILES: Final = (errno.EMFILE, errno.ENFILE)
@@ -97,11 +98,10 @@ def memory_bytes() -> int:
     return min(sizes)
 
 
-_NS: Final = 1_000_000_000
 # After this idle time no more memory becomes free, because storage's ring keeps blocks for 5 s.
-REST_NS: Final = 6 * _NS
+REST_NS: Final = 6 * NS_PER_S
 # The time between two releases while small messages never stop, but no blocks come.
-BUSY_NS: Final = 30 * _NS
+BUSY_NS: Final = 30 * NS_PER_S
 
 
 class Trimming:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...transport.errors import E_LIMIT, Refused, ZsqError
+from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire import protocol as p
 from ..settings import options
 from .child import ChildSpec, OutOfFiles
@@ -120,7 +121,7 @@ class Processes:
     def begin_turn(self, now_ns: int) -> None:
         """Allow starts of channels during a limited part of the supervisor's next turn."""
         self._starts_until_ns, self.more_to_start = (
-            now_ns + options.STARTS_TURN_MS * 1_000_000,
+            now_ns + options.STARTS_TURN_MS * NS_PER_MS,
             False,
         )
 
@@ -185,7 +186,7 @@ class Processes:
                         child.spec.stop_timeout_s,
                     )
                     self.kill(child)
-        if now - self._looked_ns < 1_000_000_000:
+        if now - self._looked_ns < NS_PER_S:
             return
         self._looked_ns = now
         for child in list(self.children.values()):

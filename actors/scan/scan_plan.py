@@ -33,10 +33,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from ...transport.units import NS_PER_MS, NS_PER_S
 from ..primitives.deadlines import DeadlineHeap
 from ..settings import options
 
-_NS_PER_S: Final = 1_000_000_000
 _BACKOFF_S: Final = (1, 2, 4)  # the pause after the first, second, and each later missed scan
 
 
@@ -143,11 +143,10 @@ class ScanPlan:
         times, since_ns = self._missed.get(key, (0, now_ns))
         times += 1
         self._missed[key] = (times, since_ns)
-        due_ns = now_ns + _NS_PER_S * _BACKOFF_S[min(times, len(_BACKOFF_S)) - 1]
+        due_ns = now_ns + NS_PER_S * _BACKOFF_S[min(times, len(_BACKOFF_S)) - 1]
         self._due.set(key, min(due_ns, self._hinted.pop(key, due_ns)))
         hung = (
-            times >= options.SCAN_MISSED_MAX
-            and now_ns - since_ns >= options.SCAN_HUNG_S * _NS_PER_S
+            times >= options.SCAN_MISSED_MAX and now_ns - since_ns >= options.SCAN_HUNG_S * NS_PER_S
         )
         if hung:
             self._missed[key] = 0, now_ns
@@ -177,4 +176,4 @@ class ScanPlan:
         due = self._due.next_due()
         if due is None:
             return options.SCAN_IDLE_MS
-        return max(1, min(options.SCAN_IDLE_MS, (due - now_ns) // 1_000_000 + 1))
+        return max(1, min(options.SCAN_IDLE_MS, (due - now_ns) // NS_PER_MS + 1))

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from ...transport.units import NS_PER_MS
 from ..settings import options
 from .scan_plan import ScanPlan
 
@@ -34,7 +35,6 @@ DIRTY: Final = 1
 CLEAN: Final = 0
 MISSED: Final = -1  # no answer within SCAN_ANSWER_MS
 LATE: Final = -2  # no answer yet: another report follows
-_MS: Final = 1_000_000
 
 
 class WorkerRequest(NamedTuple):
@@ -92,7 +92,7 @@ class ScanRounds:
         if now_ns < self._next_ns and self.plan.wait_ms(now_ns) > 1:
             return []
         chosen = self.plan.select(now_ns, pick)
-        self._next_ns = now_ns + options.SCAN_IDLE_MS * _MS
+        self._next_ns = now_ns + options.SCAN_IDLE_MS * NS_PER_MS
         self._dirty = self._answers = 0
         self.count += 1
         orders = []
@@ -102,7 +102,7 @@ class ScanRounds:
                 self._request += 1
                 keys = {key for key, _ in share}
                 self._orders[self._request] = _RequestOut(
-                    worker, keys, now_ns + options.SCAN_REPORT_MS * _MS
+                    worker, keys, now_ns + options.SCAN_REPORT_MS * NS_PER_MS
                 )
                 self._asked_by.update(dict.fromkeys(keys, self._request))
                 self._round.add(self._request)
@@ -141,7 +141,9 @@ class ScanRounds:
                     self._dirty += state
         if order is not None:
             order.overdue = False
-            order.deadline_ns = now_ns + (options.SCAN_ANSWER_MS + options.SCAN_REPORT_MS) * _MS
+            order.deadline_ns = (
+                now_ns + (options.SCAN_ANSWER_MS + options.SCAN_REPORT_MS) * NS_PER_MS
+            )
             if not order.keys:
                 del self._orders[request]
         self._leave_round(request)
@@ -173,7 +175,7 @@ class ScanRounds:
             return options.SCAN_IDLE_MS  # the next message of the supervisor may bring channels
         if not self._free():
             return options.SCAN_INTERVAL_MS
-        wait_ms = min(self.plan.wait_ms(now_ns), max(1, (self._next_ns - now_ns) // _MS + 1))
+        wait_ms = min(self.plan.wait_ms(now_ns), max(1, (self._next_ns - now_ns) // NS_PER_MS + 1))
         # An order may become overdue.
         return min(wait_ms, options.SCAN_INTERVAL_MS) if self._orders else wait_ms
 
@@ -217,7 +219,7 @@ class ScanOrders:
     ) -> list[tuple[int, str]]:
         """Begin an order, and return the scans to send as (number, endpoint)."""
         order = self._orders[who] = _RequestState(
-            now_ns + options.SCAN_SOON_MS * _MS, now_ns + options.SCAN_ANSWER_MS * _MS
+            now_ns + options.SCAN_SOON_MS * NS_PER_MS, now_ns + options.SCAN_ANSWER_MS * NS_PER_MS
         )
         for key, endpoint in targets:
             self._number += 1
@@ -284,4 +286,4 @@ class ScanOrders:
             ),
             default=1 << 62,
         )
-        return max(0, (due - now_ns) // _MS + 1)
+        return max(0, (due - now_ns) // NS_PER_MS + 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import zmq
 
+from ...transport.units import NS_PER_MS
 from ...transport.wire import protocol as p
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
@@ -14,8 +15,7 @@ from ..settings import options
 from ..settings.starts import ActorStart
 from .scan_rounds import ScanOrders
 
-_MS = 1_000_000
-_IDLE_NS = 60_000 * _MS  # a channel that was not asked for this long is disconnected
+_IDLE_NS = 60_000 * NS_PER_MS  # a channel that was not asked for this long is disconnected
 
 
 class ScanWorker(Actor[ActorStart]):

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from ...transport.errors import UsageError
 from ...transport.reports import SchedulesStats
+from ...transport.units import NS_PER_S
 from ...transport.wire.answers import ScheduleState
 from ..settings.schedule_settings import Schedule, from_row
 from .cron import Cron
@@ -33,7 +34,7 @@ RUNNING: Final = "running"
 FAILING: Final = "failing"
 PAUSED: Final = "paused"
 INVALID: Final = "invalid"
-PAUSE_NS: Final = 1_000_000_000
+PAUSE_NS: Final = NS_PER_S
 PAUSE_DOUBLINGS_MAX: Final = 6  # the longest pause is 64 s
 
 Key = tuple[str, str]  # topic and name
@@ -244,4 +245,4 @@ def _note_trouble(entry: _Entry, run: Run, outcome: Outcome, now_ns: int) -> Non
 
 
 def _ns(seconds: int | None) -> int:
-    return 0 if seconds is None or seconds < 0 else seconds * 1_000_000_000
+    return 0 if seconds is None or seconds < 0 else seconds * NS_PER_S

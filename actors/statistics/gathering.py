@@ -12,15 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from ...transport.errors import E_LIMIT, Refused
+from ...transport.units import NS_PER_S
 from ...transport.wire import protocol as p
 from ..runtime.process_table import Child
 from ..runtime.processes import Processes
 from ..settings import options
-
-_NS_PER_S: Final = 1_000_000_000
 
 Details = Mapping[int, Mapping[str, object]]  # by the child's key; `pulses.py` has the shapes
 Then = Callable[[bool, Details], None]
@@ -86,7 +84,7 @@ class Gatherings:
             _Open(
                 asked,
                 then,
-                time.monotonic_ns() + int(patience_s(len(asked)) * _NS_PER_S),
+                time.monotonic_ns() + int(patience_s(len(asked)) * NS_PER_S),
                 scope=scope,
             )
         )
@@ -97,7 +95,7 @@ class Gatherings:
             then(True)
             return
         self._request += 1
-        deadline_ns = time.monotonic_ns() + int(patience * _NS_PER_S)
+        deadline_ns = time.monotonic_ns() + int(patience * NS_PER_S)
         self._add(_Open({child.spec.key}, [lambda complete, details: then(complete)], deadline_ns))
 
     def _add(self, one: _Open) -> None:

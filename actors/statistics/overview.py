@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from ...transport.units import NS_PER_MS
 from ...transport.wire import answers
 from ...transport.wire.admin_requests import OverviewRequest
 from .broker_view import (
@@ -39,7 +40,6 @@ from .statistics import (
 
 REFRESH_NS: Final = 200_000_000  # several clients share the rows of one refresh
 NOT_KNOWN: Final = -1
-_MS: Final = 1_000_000
 
 # Fields that are copied from reports of storage and channels, with the statistics of each.
 _OF_STORAGE: Final = {
@@ -80,7 +80,7 @@ class Overview:
         self._topics: dict[str, _Known] = {}
         self._channels: dict[str, dict[str, _Known]] = {}
         # It is higher after each start of the broker, so that clients then get all rows again.
-        self._version = time.time_ns() // _MS
+        self._version = time.time_ns() // NS_PER_MS
         self._whole = self._version  # the version since which the topics and channels are the same
         self._refreshed_ns = 0
 
@@ -280,7 +280,7 @@ def _channel_row(group: TopicView, name: str, health: str, counted_to: int) -> R
         ),
         *(get("latency_recent") or (0, 0, 0)),
         bool(get("settings", _NOTHING).get("ordered")),
-        channel_ns // _MS,
+        channel_ns // NS_PER_MS,
     )
 
 
@@ -327,5 +327,5 @@ def _topic_row(
         *[get(name, 0) for name in _OF_STORAGE.values()],
         group.restarts.count,
         NOT_KNOWN if letters is None else letters,
-        _pulsed_ns(group) // _MS,
+        _pulsed_ns(group) // NS_PER_MS,
     )

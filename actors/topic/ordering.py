@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 from ...transport.block.block import Block
 from ...transport.errors import E_CLOSED, E_HELLO, E_LIMIT, E_SEQUENCE
 from ...transport.reports import PublisherStats
+from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire.protocol import Delayed, Stored, Unstored
 from ..runtime.pulses import OrderingPulse
 from ..settings import options
@@ -192,7 +193,7 @@ class Ordering:
             p for p, link in self._links.items() if now_ns - link.seen_ns > 2 * link.heartbeat_ns
         ]:
             self.bye(peer)
-        limit = now_ns - options.PRODUCER_KEPT_S * 1_000_000_000
+        limit = now_ns - options.PRODUCER_KEPT_S * NS_PER_S
         linked = {link.producer_id for link in self._links.values()}
         for row in self._producers.values():
             row.used_ns = row.used_ns or now_ns  # a recovered producer: its week starts now
@@ -486,7 +487,7 @@ class Ordering:
                 if (known := self._producers.get(link.producer_id)) is not None
                 else 0,
                 "unanswered_bytes": link.out_bytes,
-                "silent_ms": max(0, now_ns - link.seen_ns) // 1_000_000,
+                "silent_ms": max(0, now_ns - link.seen_ns) // NS_PER_MS,
             }
             for peer, link in [*self._links.items()][: options.PUBLISHERS_SHOWN]
         ]

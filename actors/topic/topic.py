@@ -34,6 +34,7 @@ from ...transport.errors import (
     UsageError,
     ZsqError,
 )
+from ...transport.units import NS_PER_MS
 from ...transport.wire import protocol as p
 from ...transport.wire.dead_letter import check_block_headers
 from ...transport.wire.protocol import RUN_BYTES_MAX
@@ -212,9 +213,6 @@ class Fanout:
         return list(self._places)
 
 
-_MS = 1_000_000
-
-
 class TopicActor(Actor[TopicStart]):
     front: Port
     storage: StorageActor
@@ -281,7 +279,9 @@ class TopicActor(Actor[TopicStart]):
             return
         heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
         now = time.monotonic_ns()
-        welcome = self.ordering.hello(mail.envelope, message.producer_id, heartbeat_ms * _MS, now)
+        welcome = self.ordering.hello(
+            mail.envelope, message.producer_id, heartbeat_ms * NS_PER_MS, now
+        )
         if welcome is None:
             text = (
                 f"the topic has {options.PRODUCERS_MAX} producers, which is the limit; close some"

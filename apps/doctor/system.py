@@ -34,7 +34,6 @@ MEMORY_MIN: Final = 512 << 20
 ACTOR_BYTES: Final = 9 << 20
 SHM_MIN: Final = 64 << 20  # the size limit of an #ephemeral topic
 YEAR_MIN: Final = 2024
-_NS: Final = 1_000_000_000
 
 
 class CheckResult(NamedTuple):

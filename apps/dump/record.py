@@ -17,6 +17,7 @@ from ...actors.runtime.logs import escaped
 from ...actors.supervisor.topics.registry_format import CHECKSUM, checksum
 from ...storage import documents
 from ...storage.files import Files
+from ...transport.units import NS_PER_S
 
 Record = dict[str, Any]
 """The fields of a record. `kind` is the first. Times have names that end with `_ns`."""
@@ -25,7 +26,6 @@ DAMAGED: Final = "damaged"
 # The most characters of a value in a readable line; JSON has the whole value.
 SHOWN_CHARACTERS_MAX: Final = 200
 _TIME_MAX_NS: Final = 253_402_300_799 * 10**9  # the last second of the year 9999
-_SECOND_NS: Final = 10**9
 
 
 def record(kind: str, **fields: Any) -> Record:
@@ -77,7 +77,7 @@ def as_line(row: Record) -> str:
 
 def _shown(name: str, value: Any) -> str:
     if name.endswith("_ns") and isinstance(value, int) and 0 < value <= _TIME_MAX_NS:
-        seconds, rest = divmod(value, _SECOND_NS)
+        seconds, rest = divmod(value, NS_PER_S)
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
     if isinstance(value, str):
         text = (

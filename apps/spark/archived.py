@@ -39,6 +39,7 @@ from ...transport.errors import (
     UsageError,
 )
 from ...transport.names import base_of, part_of
+from ...transport.units import NS_PER_MS
 from .logs import LOGGER, Extent
 from .options import ALWAYS, NEVER, SourceOptions
 from .pattern import matching
@@ -198,7 +199,7 @@ class ArchiveLogs:
             with ArchiveReader(
                 _bucket(self.url), manifest.uuid, manifest.chunks, extent.start, extent.head
             ) as reader:
-                offset = reader.offset_at(time_ms * 1_000_000)
+                offset = reader.offset_at(time_ms * NS_PER_MS)
         except StorageError as error:
             raise refused(error) from error
         return extent.head if offset is None else max(offset, extent.start)

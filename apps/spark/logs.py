@@ -27,6 +27,7 @@ from ...transport.errors import (
     ZsqError,
 )
 from ...transport.names import base_of, part_name
+from ...transport.units import NS_PER_MS
 from ...transport.wire.credentials import KeyFile
 from ...transport.wire.spread import HasParts
 from .pattern import matching
@@ -222,7 +223,7 @@ class TopicLogs:
             raise NotFound(E_NOT_FOUND, text) from None
 
     def offset_at(self, topic: str, time_ms: int) -> int:
-        return self._reader(topic).offset_at(time_ms * 1_000_000)
+        return self._reader(topic).offset_at(time_ms * NS_PER_MS)
 
     def measure(
         self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1

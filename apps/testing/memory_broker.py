@@ -49,6 +49,7 @@ from ...transport.errors import (
 )
 from ...transport.names import check_name, is_ephemeral, part_of
 from ...transport.system import Waker
+from ...transport.units import NS_PER_MS
 from ...transport.wire import admin_requests as r
 from ...transport.wire import protocol as p
 from ...transport.wire.admin_codec import request_of
@@ -65,7 +66,6 @@ CREDIT_BYTES: Final = 8 * 1024 * 1024
 READ_BLOCKS_MAX: Final = 1_000
 QUIET_MS: Final = int(QUIET_S * 1000)
 QUIETS_MAX: Final = 200
-_MS: Final = 1_000_000
 
 
 def _unsupported(feature: str) -> NoReturn:
@@ -386,7 +386,7 @@ class MemoryBroker(WithClients):
                 return
             producer.expected += 1
             if delay_ms:
-                due_ns = self._now_ns + delay_ms * _MS
+                due_ns = self._now_ns + delay_ms * NS_PER_MS
                 producer.places[sequence] = topic.delay(block, due_ns)
             else:
                 producer.places[sequence] = (topic.append(block, self._now_ns), 0)
@@ -408,8 +408,8 @@ class MemoryBroker(WithClients):
             answer = p.Subscribed(
                 message.request,
                 1,
-                consumer.timeout_ns // _MS,
-                consumer.heartbeat_ns // _MS,
+                consumer.timeout_ns // NS_PER_MS,
+                consumer.heartbeat_ns // NS_PER_MS,
                 core.settings.ordered,
             )
             # A step of the clock is longer than heartbeats, and no consumer is lost by it.
@@ -446,7 +446,7 @@ class MemoryBroker(WithClients):
         )
 
     def _deliver(self, delivery: OutgoingDelivery) -> None:
-        message = p.Deliver(delivery.token, delivery.runs, delivery.timeout_ns // _MS)
+        message = p.Deliver(delivery.token, delivery.runs, delivery.timeout_ns // NS_PER_MS)
         self._send(delivery.peer[0], message, [delivery.block])
 
     # Readers

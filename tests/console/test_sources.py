@@ -59,7 +59,7 @@ def test_each_source_is_short_captioned_and_free_of_foreign_code(path: Path) -> 
 
 def test_the_page_names_every_sheet() -> None:
     """The scripts and sheets are joined when they are read
-    (tests/actors/gateways/http/console/test_console_joining.py).
+    (tests/actors/gateways/http/console/test_console_bundle.py).
     """
     page = (ROOT / "index.html").read_text()
     assert set(re.findall(r'rel="stylesheet" href="/console/([^"]+)"', page)) == {

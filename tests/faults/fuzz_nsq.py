@@ -29,7 +29,8 @@ from zsq.transport.nsq.layers import (
 from zsq.transport.nsq.limits import NsqLimits
 from zsq.transport.nsq.lookup import LookupFailed, parse_channels
 from zsq.transport.nsq.permissions import BadAuthorization, parse_state
-from zsq.transport.nsq.session import PENDING_MAX, Session, State
+from zsq.transport.nsq.reply_queue import PENDING_MAX
+from zsq.transport.nsq.session import Session, State
 from zsq.transport.nsq.wire import message_id
 
 _LIMITS: Final = NsqLimits(max_msg_size=1_000, max_body_size=5_000, snappy=snappy_is_here())

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from support.message_states import MOVES, MessageEvent, MessageState
+
 from zsq.actors.channel.core import ChannelCore
-from zsq.actors.channel.message_states import MOVES, MessageEvent, MessageState
 from zsq.actors.channel.ordered import OrderedSupply
 from zsq.actors.channel.priorities import PrioritySupply
 from zsq.transport.wire.protocol import UNBEGUN

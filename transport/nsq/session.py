@@ -1,16 +1,17 @@
 """Session of an NSQ client: a state machine that gets commands and sends replies and heartbeats.
 
-nsqd carries out one command after the other, and replies before it reads the next. This session
-replies to a publish when it is durable, and accepts further publishes before that. So replies wait
-in a queue in the order of their commands, and the first is sent as soon as it is known. A fatal
-error waits in the queue too, because the publishes before it were valid and must get their replies.
-SUB, AUTH, permissions and upgrades are different. Later commands depend on them, so the session
-takes no further command until they are answered (`_blocked`).
+`SESSION_TABLE`, at the end of this file, has a row for each command that a state allows: what the
+session does, and the state after it. nsqd carries out one command after the other, and replies
+before it reads the next. This session replies to a publish when it is durable, and accepts further
+publishes before that. So replies wait in a queue in the order of their commands, and the first is
+sent as soon as it is known. A fatal error waits in the queue too, because the publishes before it
+were valid and must get their replies. SUB, AUTH, permissions and upgrades are different. Later
+commands depend on them, so the session takes no further command until they are answered (`Wait`).
 
-The session takes no command while too many replies wait (`Answers.full`). `reading` is then False,
-and the caller must stop reading. The caller must also stop reading from a client that does not read
-its replies. One call carries out at most COMMANDS_PIECE commands. If there are more, `more` is
-True, and the caller calls `go_on` after it has processed the other connections.
+The session takes no command while too many replies wait (`ReplyQueue.full`). `reading` is then
+False, and the caller must stop reading. The caller must also stop reading from a client that does
+not read its replies. One call carries out at most COMMANDS_PIECE commands. If there are more,
+`more` is True, and the caller calls `go_on` after it has processed the other connections.
 
 If AUTH is required, the commands and replies of a client that has not authenticated are limited to
 BYTES_BEFORE_AUTH_MAX bytes in total. The client must send AUTH within `auth_deadline_ms`. It must
@@ -20,18 +21,18 @@ closed. Every TLS handshake has the same deadline.
 
 Texts, codes, and the order in which errors are found are those of nsqd 1.3. The parser calls
 `_check` before it checks the rest of a command, and `_check` refuses commands that the state does
-not allow. SESSION_TABLE defines the states. Nothing here does I/O or reads a clock. Times are
-arguments.
+not allow. Nothing here does I/O or reads a clock. Times are arguments.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from enum import IntEnum
+from dataclasses import dataclass
+from enum import Enum, IntEnum, auto
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from ..units import NS_PER_MS, NS_PER_S
 from . import errors as e
 from .backend import Authorized, Backend
 from .commands import Auth, Cls, Dpub, Fins, Identify, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
@@ -39,129 +40,51 @@ from .errors import NsqError, quoted, shown
 from .identify import ClientIdentity, decode, go_json
 from .limits import BYTES_BEFORE_AUTH_MAX, NsqLimits
 from .parser import Parser
+from .reply_queue import PendingReply, ReplyQueue
 from .wire import CLOSE_WAIT, HEARTBEAT, MAGIC, OK, RESPONSE, error_frame, frame
-
-PENDING_MAX: Final = 1000
-PENDING_BYTES_MAX: Final = 8 * 1024 * 1024
-
-
-class Pending:
-    """A reply in the queue: its bytes when they are known, and a function to call afterwards."""
-
-    __slots__ = ("data", "size", "then")
-
-    def __init__(
-        self, data: bytes | None, size: int = 0, then: Callable[[], None] | None = None
-    ) -> None:
-        self.data = data
-        self.size = size
-        self.then = then
-
-
-class Answers:
-    """The replies of a client, which are sent in the order of its commands."""
-
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._write = write
-        self._queue: deque[Pending] = deque()
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    @property
-    def full(self) -> bool:
-        return len(self._queue) > PENDING_MAX or self._bytes > PENDING_BYTES_MAX
-
-    def expect(self, size: int) -> Pending:
-        """Add a place for a reply that is not known yet.
-
-        `size`: the bytes that the publish takes in memory until then.
-        """
-        pending = Pending(None, size)
-        self._queue.append(pending)
-        self._bytes += size
-        return pending
-
-    def tell(self, pending: Pending, data: bytes, then: Callable[[], None] | None = None) -> None:
-        """Set a reply that was expected."""
-        self._bytes -= pending.size
-        pending.data = data
-        queue = self._queue
-        # The usual case of a client that publishes one message at a time.
-        if then is None and len(queue) == 1 and queue[0] is pending:
-            queue.clear()
-            self._write(data)
-            return
-        pending.then = then
-        self._flush()
-
-    def say(self, data: bytes, then: Callable[[], None] | None = None) -> None:
-        """Write `data` and call `then` after all earlier replies are written."""
-        if self._queue:
-            self._queue.append(Pending(data, 0, then))
-            return
-        if data:
-            self._write(data)
-        if then is not None:
-            then()
-
-    def clear(self) -> None:
-        self._queue.clear()
-        self._bytes = 0
-
-    def _flush(self) -> None:
-        """Write the known replies at the front at once, up to a reply with a function to call."""
-        queue = self._queue
-        while queue and queue[0].data is not None:
-            pieces: list[bytes] = []
-            then = None
-            while then is None and queue and (data := queue[0].data) is not None:
-                pieces.append(data)
-                then = queue.popleft().then
-            self._write(b"".join(pieces))
-            if then is not None:
-                then()
 
 
 class State(IntEnum):
-    """The states, with the numbers that nsqd's statistics show.
+    """States of a session, with the numbers that nsqd's statistics show.
 
-    nsqd has no number for MAGIC, which is before its first state.
+    nsqd has no number for the states before its first one.
     """
 
-    MAGIC = -1  # waiting for the four bytes of the protocol's version
+    MAGIC = -2  # waiting for the four bytes of the protocol's version
+    PLAIN = -1  # the limits require TLS, which is not in use yet
     INIT = 0
     ENDED = 1
     SUBSCRIBED = 3
     CLOSING = 4  # CLS was received: messages in flight may still be answered
 
 
-_ALWAYS: Final = (b"PUB", b"MPUB", b"DPUB", b"NOP")
-SESSION_TABLE: Final[dict[State, dict[bytes, State]]] = {
-    State.MAGIC: {},
-    State.INIT: {
-        b"IDENTIFY": State.INIT, b"AUTH": State.INIT, b"SUB": State.SUBSCRIBED,
-        **dict.fromkeys(_ALWAYS, State.INIT),
-    },
-    State.SUBSCRIBED: {
-        b"RDY": State.SUBSCRIBED, b"FIN": State.SUBSCRIBED, b"REQ": State.SUBSCRIBED, b"TOUCH": State.SUBSCRIBED,
-        b"CLS": State.CLOSING,
-        **dict.fromkeys(_ALWAYS, State.SUBSCRIBED),
-    },
-    State.CLOSING: {
-        b"RDY": State.CLOSING,  # RDY has no effect in this state
-        b"FIN": State.CLOSING, b"REQ": State.CLOSING, b"TOUCH": State.CLOSING,
-        **dict.fromkeys(_ALWAYS, State.CLOSING),
-    },
-    State.ENDED: {},
-}  # fmt: skip
-"""The commands that each state allows, and the state after them (for SUB: after its reply).
+class Wait(Enum):
+    """Events that must happen before the session takes the next command."""
 
-A command without an entry ends the connection.
-"""
+    NOTHING = auto()
+    REPLIES = auto()  # the replies before that of an IDENTIFY with layers
+    TLS = auto()  # the TLS handshake
+    LAYER = auto()  # another layer
+    AUTH = auto()  # the auth server's answer
+    PERMISSION = auto()
+    SUBSCRIPTION = auto()
+    END = auto()  # it takes no more commands: the last reply is in the queue, or it has ended
 
-COMMANDS: Final = frozenset(name for row in SESSION_TABLE.values() for name in row)
+
+_UPGRADES: Final = (Wait.TLS, Wait.LAYER)
+_READING: Final = (Wait.NOTHING, *_UPGRADES)
+
+
+@dataclass(slots=True)
+class Consumption:
+    """Subscription of the client as the session counts it, from its SUB on."""
+
+    topic: str = ""
+    channel: str = ""
+    ready: int = 0
+    messages: int = 0
+    finishes: int = 0
+    requeues: int = 0
 
 
 TOPICS_COUNTED_MAX: Final = 100  # the most topics of one client whose publishes are counted
@@ -169,8 +92,7 @@ NEVER: Final = 1 << 62
 COMMANDS_PIECE: Final = 512  # the most commands of one call; they take some milliseconds
 IDENTIFY_WEIGHT: Final = 50  # an IDENTIFY counts as 50 commands, because of its JSON
 # A new client is checked this often. This is the shortest interval of heartbeats.
-UNKNOWN_LOOK_NS: Final = 1_000_000_000
-_MS: Final = 1_000_000
+UNKNOWN_LOOK_NS: Final = NS_PER_S
 
 
 class Session:
@@ -188,66 +110,42 @@ class Session:
         self._write = write
         self._parser = Parser(limits, self._check, self._before_body if self._asks else None)
         self._magic = b""
-        self._answers = Answers(write)
-        self._blocked = False  # True while later commands must wait for the reply to the last one
-        self._upgrading = False  # True while a layer is added; `backend` takes the received bytes
-        self._last = False  # True when the last reply is in the queue
+        self._replies = ReplyQueue(write)
+        self._wait = Wait.NOTHING
         self._eof = False
         self._working = False
         self.more = False  # True if complete commands may wait in the parser
         self._left = 0  # the number of commands that the present call may still carry out
         self.failed = False  # True if an error ends the connection; the client may still send
-        self._guarded = limits.auth_required  # True until AUTH succeeds
-        # The bytes of commands and replies while `_guarded` is True.
-        self._guest_bytes = 0
-        self._asking = False  # True while the session waits for the result of AUTH
-        # The deadline for AUTH while `_guarded` is True, or for the TLS handshake.
-        self._hurry_ns = now_ns + limits.auth_deadline_ms * _MS
-        self._layers: list[str] = []  # layers that must still be added
+        # The bytes of commands and replies before AUTH, or None if AUTH is not or no more required.
+        self._guest_bytes: int | None = 0 if limits.auth_required else None
+        # The deadline for AUTH, or for the TLS handshake.
+        self._handshake_due_ns = now_ns + limits.auth_deadline_ms * NS_PER_MS
         self._now_ns = now_ns
         self._heard_ns = now_ns
-        self._beat_ns = now_ns + limits.client_timeout_ms // 2 * _MS
-        self.state = State.MAGIC
+        self._beat_ns = now_ns + limits.client_timeout_ms // 2 * NS_PER_MS
+        self._enter(State.MAGIC)
+        self._step = _IGNORED
         self.identity = ClientIdentity.unknown(limits)
         self.wrapped: tuple[str, ...] = ()  # layers in use
         self.authorized: Authorized | None = None
-        self.topic = ""
-        self.channel = ""
-        self.ready = 0
-        self.messages = 0
-        self.finishes = 0
-        self.requeues = 0
+        self.consumption = Consumption()
         self.published: dict[str, int] = {}
-        self._handlers: Final[dict[type, Callable[[Any], None]]] = {
-            Pub: self._on_pub,
-            Fins: self._on_fins,
-            Mpub: self._on_mpub,
-            Rdy: self._on_rdy,
-            Nop: self._on_nop,
-            Req: self._on_req,
-            Touch: self._on_touch,
-            Dpub: self._on_dpub,
-            Sub: self._on_sub,
-            Cls: self._on_cls,
-            Identify: self._on_identify,
-            Auth: self._on_auth,
-        }
+
+    def _enter(self, state: State) -> None:
+        self.state = state
+        self._steps = SESSION_TABLE[state]
 
     # Called by the owner of the connection
 
     @property
     def reading(self) -> bool:
         """True if the caller should continue to read from the client."""
-        return (
-            (not self._blocked or self._upgrading)
-            and not self._answers.full
-            and not self._last
-            and self.state is not State.ENDED
-        )
+        return self._wait in _READING and not self._replies.full
 
     @property
     def pending(self) -> int:
-        return len(self._answers)
+        return len(self._replies)
 
     @property
     def held(self) -> int:
@@ -265,22 +163,17 @@ class Session:
 
         If such clients use too much memory, the longest idle of their connections are closed.
         """
-        limits = self._limits
-        if (
-            self._last
-            or self.state in (State.MAGIC, State.ENDED)
-            or (limits.tls_required and "tls" not in self.wrapped)
-        ):
+        if self._wait is Wait.END or self.state in (State.MAGIC, State.PLAIN):
             return True
         if self.authorized is not None or not self._asks:
             return False
-        return limits.auth_required or (self.state is State.INIT and not self.published)
+        return self._limits.auth_required or (self.state is State.INIT and not self.published)
 
     def receive(self, data: bytes, now_ns: int) -> None:
-        if self.state is State.ENDED or self._last:
+        if self._wait is Wait.END:
             return
         self._now_ns = now_ns
-        if self._guarded:
+        if self._guest_bytes is not None:
             self._guest_bytes += len(data)
         if self.state is State.MAGIC:
             data = self._take_magic(data)
@@ -298,37 +191,38 @@ class Session:
         The commands that it has sent are carried out and answered.
         """
         self._eof = True
-        if self._upgrading:
+        if self._wait in _UPGRADES:
             self._end()
         self._work()
 
     def on_closed(self) -> None:
         """Note that the connection is gone."""
-        self.state = State.ENDED
+        self._enter(State.ENDED)
+        self._wait = Wait.END
         self.more = False
-        self._answers.clear()
+        self._replies.clear()
         self._parser.take_rest()
 
     def on_messages(self, frames: bytes, count: int) -> None:
         if self.state is not State.ENDED:
-            self.messages += count
+            self.consumption.messages += count
             self._write(frames)
 
     def probe(self) -> None:
         """Write an extra heartbeat, to find out whether the connection still exists."""
         if (
             self.identity.heartbeat_ms
-            and not self._upgrading
+            and self._wait not in _UPGRADES
             and self.state not in (State.MAGIC, State.ENDED)
         ):
             self._write(HEARTBEAT)
 
-    def on_refused(self, what: str, id: bytes) -> None:
-        """Tell the client that a FIN, REQ or TOUCH (`what`) failed.
+    def on_refused(self, name: str, id: bytes) -> None:
+        """Tell the client that a FIN, REQ or TOUCH (`name`) failed.
 
         The backend had accepted it, but the message was no longer in flight to this client.
         """
-        self._say(self._failed(what, id))
+        self._reply(self._not_in_flight(name, id))
 
     def on_time(self, now_ns: int, *, reading: bool = True) -> int:
         """Send heartbeats and check deadlines. Return the latest time for the next call.
@@ -340,60 +234,51 @@ class Session:
         if not reading:
             self._heard_ns = now_ns
         due_ns = self._on_time(now_ns)
-        return (
-            min(due_ns, now_ns + UNKNOWN_LOOK_NS)
-            if self.state in (State.MAGIC, State.INIT)
-            else due_ns
-        )
+        return min(due_ns, now_ns + UNKNOWN_LOOK_NS) if self.state <= State.INIT else due_ns
 
     def _on_time(self, now_ns: int) -> int:
         if self.state is State.ENDED:
             return NEVER
         self._now_ns = now_ns
-        hurry_ns = self._hurry()
-        if not hurry_ns:
+        handshake_due_ns = self._check_handshake()
+        if not handshake_due_ns:
             return NEVER
         if self.state is State.MAGIC:
-            return min(
-                hurry_ns, self._deadline(self._heard_ns + self._limits.client_timeout_ms * _MS)
-            )
-        interval_ns = self.identity.heartbeat_ms * _MS
+            timeout_ns = self._limits.client_timeout_ms * NS_PER_MS
+            return min(handshake_due_ns, self._deadline(self._heard_ns + timeout_ns))
+        interval_ns = self.identity.heartbeat_ms * NS_PER_MS
         if not interval_ns:
-            return hurry_ns
-        if self._answers or (self._blocked and not self._upgrading):
+            return handshake_due_ns
+        if self._replies or self._wait not in _READING:
             self._heard_ns = now_ns  # the client waits for replies, so it does not count as silent
         due_ns = self._deadline(self._heard_ns + 2 * interval_ns)
         if due_ns == NEVER:
             return NEVER
         if now_ns >= self._beat_ns:
             self._beat_ns = now_ns + interval_ns
-            if not self._upgrading:
+            if self._wait not in _UPGRADES:
                 self._write(HEARTBEAT)
-        return min(due_ns, self._beat_ns, hurry_ns)
+        return min(due_ns, self._beat_ns, handshake_due_ns)
 
-    def _hurry(self) -> int:
+    def _check_handshake(self) -> int:
         """Return the deadline for AUTH or TLS, or NEVER if there is none now.
 
         Returns 0 if the deadline has passed. The connection then ends.
         """
-        without_tls = "tls" not in self.wrapped and (
-            self._limits.tls_required or (self._upgrading and self.identity.tls)
+        needs_tls = (
+            self.state is State.PLAIN
+            or self._wait is Wait.TLS
+            or (self.state is State.MAGIC and self._limits.tls_required)
         )
-        if not without_tls and (not self._guarded or self._asking or self._last):
+        if not needs_tls and (self._guest_bytes is None or self._wait in (Wait.AUTH, Wait.END)):
             return NEVER
-        if self._now_ns < self._hurry_ns:
-            return self._hurry_ns
-        if without_tls or self.state is State.MAGIC:
+        if self._now_ns < self._handshake_due_ns:
+            return self._handshake_due_ns
+        if needs_tls or self.state is State.MAGIC:
             self._end()
         else:
-            self._end_after(
-                error_frame(
-                    NsqError(
-                        e.E_AUTH_FIRST,
-                        f"AUTH required within {self._limits.auth_deadline_ms / 1000:g} s",
-                    )
-                )
-            )
+            deadline_s = self._limits.auth_deadline_ms / 1000
+            self._fail(NsqError(e.E_AUTH_FIRST, f"AUTH required within {deadline_s:g} s"))
         return 0
 
     def _deadline(self, due_ns: int) -> int:
@@ -411,11 +296,11 @@ class Session:
         if len(self._magic) < len(MAGIC):
             return b""
         if self._magic != MAGIC:
-            self._end_after(error_frame(NsqError(e.E_BAD_PROTOCOL)))
+            self._fail(NsqError(e.E_BAD_PROTOCOL))
             return b""
-        self.state = State.INIT
+        self._enter(State.PLAIN if self._limits.tls_required else State.INIT)
         self._heard_ns = self._now_ns
-        self._beat_ns = self._now_ns + self.identity.heartbeat_ms * _MS
+        self._beat_ns = self._now_ns + self.identity.heartbeat_ms * NS_PER_MS
         return data[missing:]
 
     def _work(self) -> None:
@@ -426,42 +311,58 @@ class Session:
         self.more = False
         self._left = COMMANDS_PIECE
         try:
-            while not (
-                self._blocked or self._last or self._answers.full or self.state is State.ENDED
-            ):
+            while self._wait is Wait.NOTHING and not self._replies.full:
                 if self._left <= 0:
                     self.more = True
                     break
                 self._left -= 1
                 command = self._parser.take()
                 if command is None:
-                    if self._eof and not (self._blocked or self._last):
-                        self._end_after(error_frame(self._parser.unfinished()))
+                    if self._eof and self._wait is Wait.NOTHING:
+                        self._fail(self._parser.unfinished())
                     break
                 self._heard_ns = self._now_ns
-                self._handlers[type(command)](command)
-            if self._guarded and self._guest_bytes - self._parser.held > BYTES_BEFORE_AUTH_MAX:
+                self._step.action(self, command)
+                if self._step.after is not None:
+                    self._settle()
+            if (
+                self._guest_bytes is not None
+                and self._guest_bytes - self._parser.held > BYTES_BEFORE_AUTH_MAX
+            ):
                 raise NsqError(
                     e.E_AUTH_FIRST, f"AUTH required before more than {BYTES_BEFORE_AUTH_MAX} bytes"
                 )
         except NsqError as error:
-            self._end_after(error_frame(error))
+            self._fail(error)
         finally:
             self._working = False
 
     def _check(self, name: bytes) -> None:
-        """Raise `NsqError` if the state does not allow this command.
+        """Find the command's step. Raise `NsqError` if the state does not allow the command.
 
         The parser refuses unknown commands.
         """
-        if self._limits.tls_required and name != b"IDENTIFY" and "tls" not in self.wrapped:
+        step = self._steps.get(name)
+        if step is not None:
+            if step.guard is not None:
+                step.guard(self)
+            self._step = step
+        elif self.state is State.PLAIN:
             raise NsqError(e.E_INVALID, f"cannot {shown(name)} in current state (TLS required)")
-        if name not in SESSION_TABLE[self.state]:
-            if name in COMMANDS:
-                raise NsqError(e.E_INVALID, f"cannot {shown(name)} in current state")
-        elif name == b"IDENTIFY" and self.wrapped:  # nsqd accepts this and puts TLS over TLS
+        elif name in COMMANDS:
+            raise NsqError(e.E_INVALID, f"cannot {shown(name)} in current state")
+
+    def _settle(self) -> None:
+        """Enter the state after the last command, if that command was answered."""
+        if self._step.after is not None and self._wait is Wait.NOTHING:
+            self._enter(self._step.after)
+
+    def _refuse_over_layers(self) -> None:
+        if self.wrapped:  # nsqd accepts this and puts TLS over TLS
             raise NsqError(e.E_INVALID, "cannot IDENTIFY in current state")
-        elif name == b"SUB" and not self.identity.heartbeat_ms:
+
+    def _refuse_without_heartbeats(self) -> None:
+        if not self.identity.heartbeat_ms:
             raise NsqError(e.E_INVALID, "cannot SUB with heartbeats disabled")
 
     def _before_body(self, name: str, topic: str) -> None:
@@ -471,62 +372,64 @@ class Session:
         """
         self._permit(name, topic, "", _nothing)
 
-    def _on_nop(self, command: Nop) -> None:
-        pass
+    def _ignore(self, command: Nop | Rdy) -> None:
+        """Do nothing."""
 
-    def _on_identify(self, command: Identify) -> None:
+    def _identify(self, command: Identify) -> None:
         self._left -= IDENTIFY_WEIGHT
         self.identity = decode(command.body, self._limits)
-        self._beat_ns = self._now_ns + self.identity.heartbeat_ms * _MS
-        self._layers = list(self.identity.layers)
-        self._blocked = bool(self._layers)
-        self._say(frame(RESPONSE, self.identity.answer()), self._upgrade if self._layers else None)
+        self._beat_ns = self._now_ns + self.identity.heartbeat_ms * NS_PER_MS
+        layers = self.identity.layers
+        if layers:
+            self._wait = Wait.REPLIES
+        self._reply(
+            frame(RESPONSE, self.identity.answer()),
+            partial(self._upgrade, layers) if layers else None,
+        )
 
-    def _on_auth(self, command: Auth) -> None:
+    def _authenticate(self, command: Auth) -> None:
         if self.authorized is not None:
             raise NsqError(e.E_INVALID, "AUTH already set")
         if not self._asks:
             raise NsqError(e.E_AUTH_DISABLED, "AUTH disabled")
-        self._blocked = self._asking = True
+        self._wait = Wait.AUTH
         self._backend.authenticate(command.secret, self.identity, self._on_authenticated)
 
-    def _on_sub(self, command: Sub) -> None:
+    def _sub(self, command: Sub) -> None:
         self._permit("SUB", command.topic, command.channel, partial(self._subscribe, command))
 
     def _subscribe(self, command: Sub) -> None:
-        self.topic, self.channel = command
-        self._blocked = True
+        self.consumption = Consumption(command.topic, command.channel)
+        self._wait = Wait.SUBSCRIPTION
         self._backend.subscribe(command.topic, command.channel, self.identity, self._on_subscribed)
 
-    def _on_rdy(self, command: Rdy) -> None:
-        if self.state is State.SUBSCRIBED:
-            self.ready = command.ready
-            self._backend.set_ready(command.ready)
+    def _set_ready(self, command: Rdy) -> None:
+        self.consumption.ready = command.ready
+        self._backend.set_ready(command.ready)
 
-    def _on_fins(self, command: Fins) -> None:
-        failed = self._backend.finish(command.ids)
-        self.finishes += len(command.ids) - len(failed)
-        if failed:
-            self._say(b"".join(self._failed("FIN", id) for id in failed))
+    def _finish(self, command: Fins) -> None:
+        missing = self._backend.finish(command.ids)
+        self.consumption.finishes += len(command.ids) - len(missing)
+        if missing:
+            self._reply(b"".join(self._not_in_flight("FIN", id) for id in missing))
 
-    def _on_req(self, command: Req) -> None:
+    def _requeue(self, command: Req) -> None:
         if self._backend.requeue(command.id, command.timeout_ms):
-            self.requeues += 1
+            self.consumption.requeues += 1
         else:
-            self._say(self._failed("REQ", command.id))
+            self._reply(self._not_in_flight("REQ", command.id))
 
-    def _on_touch(self, command: Touch) -> None:
+    def _touch(self, command: Touch) -> None:
         if not self._backend.touch(command.id):
-            self._say(self._failed("TOUCH", command.id))
+            self._reply(self._not_in_flight("TOUCH", command.id))
 
-    def _on_cls(self, command: Cls) -> None:
-        self.state = State.CLOSING
+    def _leave(self, command: Cls) -> None:
         self._parser.ignores_ready = True  # as in nsqd, RDY then has no effect, whatever its count
-        self.ready = 0
+        self.consumption.ready = 0
         self._backend.leave()
-        self._say(CLOSE_WAIT)
+        self._reply(CLOSE_WAIT)
 
-    def _on_pub(self, command: Pub) -> None:
+    def _pub(self, command: Pub) -> None:
         topic, body = command
         if self._asks:
             self._permit(
@@ -535,53 +438,46 @@ class Session:
         else:
             self._publish("PUB", topic, [body], 0, len(body))
 
-    def _on_dpub(self, command: Dpub) -> None:
+    def _dpub(self, command: Dpub) -> None:
         topic, defer_ms, body = command
         self._permit(
             "DPUB", topic, "", partial(self._publish, "DPUB", topic, [body], defer_ms, len(body))
         )
 
-    def _on_mpub(self, command: Mpub) -> None:
+    def _mpub(self, command: Mpub) -> None:
         topic, bodies, size = command
         self._permit("MPUB", topic, "", partial(self._publish, "MPUB", topic, bodies, 0, size))
 
     def _publish(
         self, name: str, topic: str, bodies: list[bytes], defer_ms: int, size: int
     ) -> None:
-        answer = self._answers.expect(size)
+        reply = self._replies.expect(size)
         count = self.published.get(topic)
         if count is not None or len(self.published) < TOPICS_COUNTED_MAX:
             self.published[topic] = (count or 0) + len(bodies)
-        self._backend.publish(topic, bodies, defer_ms, partial(self._on_published, answer, name))
+        self._backend.publish(topic, bodies, defer_ms, partial(self._on_published, reply, name))
 
     # Results from the backend
 
-    def _on_published(self, answer: Pending, name: str, why: str) -> None:
-        if answer.data is not None or self.state is State.ENDED:
+    def _on_published(self, reply: PendingReply, name: str, why: str) -> None:
+        if reply.data is not None or self.state is State.ENDED:
             return
-        full = self._answers.full
+        full = self._replies.full
         if why:
-            self._last = self.failed = True  # so later commands are not carried out
+            self._stop()  # so later commands are not carried out
             error = NsqError(f"E_{name}_FAILED", f"{name} failed {why}")
-            self._answers.tell(answer, error_frame(error), self._end)
+            self._replies.resolve(reply, error_frame(error), self._end)
         else:
-            self._answers.tell(answer, OK)
+            self._replies.resolve(reply, OK)
         if full:
             self._work()
 
     def _on_subscribed(self, why: str) -> None:
-        if self.state is State.ENDED:
-            return
-        if why:
-            self._resume(NsqError(e.E_SUB_FAILED, f"SUB failed {why}"))
-            return
-        self.state = SESSION_TABLE[State.INIT][b"SUB"]
-        self._say(OK)
-        self._resume()
+        if self._wait is Wait.SUBSCRIPTION:
+            self._resume(NsqError(e.E_SUB_FAILED, f"SUB failed {why}") if why else OK)
 
     def _on_authenticated(self, granted: Authorized | str) -> None:
-        self._asking = False
-        if self.state is State.ENDED:
+        if self._wait is not Wait.AUTH:
             return
         if isinstance(granted, str):
             self._resume(NsqError(e.E_AUTH_FAILED, "AUTH failed"))
@@ -589,19 +485,18 @@ class Session:
             self._resume(NsqError(e.E_UNAUTHORIZED, "AUTH no authorizations found"))
         else:
             self.authorized = granted
-            self._guarded = False
+            self._guest_bytes = None
             names = ("identity", "identity_url", "permission_count")
-            self._say(frame(RESPONSE, go_json({name: getattr(granted, name) for name in names})))
-            self._resume()
+            self._resume(frame(RESPONSE, go_json({name: getattr(granted, name) for name in names})))
 
     def _permit(self, name: str, topic: str, channel: str, then: Callable[[], None]) -> None:
         """Call `then` if the client has the permission."""
         if not self._asks:
             then()
             return
-        if self.authorized is None and self._limits.auth_required:
+        if self._guest_bytes is not None:
             raise NsqError(e.E_AUTH_FIRST, f"AUTH required before {name}")
-        self._blocked = True
+        self._wait = Wait.PERMISSION
         permission = "subscribe" if channel else "publish"
         self._backend.permitted(
             permission, topic, channel, partial(self._on_permitted, name, topic, channel, then)
@@ -610,76 +505,137 @@ class Session:
     def _on_permitted(
         self, name: str, topic: str, channel: str, then: Callable[[], None], why: str
     ) -> None:
-        if self.state is State.ENDED:
+        if self._wait is not Wait.PERMISSION:
             return
         if why == e.E_AUTH_FAILED:
             self._resume(NsqError(e.E_AUTH_FAILED, "AUTH failed"))
         elif why:
-            asked = f"{quoted(topic.encode())} {quoted(channel.encode())}"
-            self._resume(NsqError(e.E_UNAUTHORIZED, f"AUTH failed for {name} on {asked}"))
+            place = f"{quoted(topic.encode())} {quoted(channel.encode())}"
+            self._resume(NsqError(e.E_UNAUTHORIZED, f"AUTH failed for {name} on {place}"))
         else:
-            self._blocked = False
+            self._wait = Wait.NOTHING
             then()
             self._work()
 
-    def _upgrade(self) -> None:
-        """Add the next layer. The bytes that wait in the parser belong to it."""
-        self._upgrading = True
-        layer = self._layers.pop(0)
-        if layer == "tls":
-            self._hurry_ns = max(self._hurry_ns, self._now_ns + self._limits.auth_deadline_ms * _MS)
+    def _upgrade(self, layers: tuple[str, ...]) -> None:
+        """Add the first of these layers. The bytes that wait in the parser belong to it."""
+        self._wait = Wait.TLS if layers[0] == "tls" else Wait.LAYER
+        if self._wait is Wait.TLS:
+            due_ns = self._now_ns + self._limits.auth_deadline_ms * NS_PER_MS
+            self._handshake_due_ns = max(self._handshake_due_ns, due_ns)
         rest = self._parser.take_rest()
-        if self._guarded:
+        if self._guest_bytes is not None:
             self._guest_bytes -= len(rest)  # they are counted again when they are unpacked
-        self._backend.upgrade(layer, self.identity, rest, partial(self._on_upgraded, layer))
+        self._backend.upgrade(layers[0], self.identity, rest, partial(self._on_upgraded, layers))
 
-    def _on_upgraded(self, layer: str, why: str) -> None:
-        self._upgrading = False
-        if self.state is State.ENDED:
+    def _on_upgraded(self, layers: tuple[str, ...], why: str) -> None:
+        if self._wait not in _UPGRADES:
             return
         if why:
             self._resume(NsqError(e.E_IDENTIFY_FAILED, f"IDENTIFY failed {why}"))
             return
-        self.wrapped += (layer,)
-        self._say(OK)
-        if self._layers:
-            self._upgrade()
+        self.wrapped += layers[:1]
+        if layers[0] == "tls":
+            self._enter(State.INIT)
+        if len(layers) > 1:
+            self._reply(OK)
+            self._upgrade(layers[1:])
         else:
-            self._resume()
+            self._resume(OK)
 
-    def _resume(self, error: NsqError | None = None) -> None:
-        """Continue with commands after a wait, or end the connection with this error."""
-        self._blocked = False
-        if error is not None:
-            self._end_after(error_frame(error))
+    def _resume(self, result: bytes | NsqError) -> None:
+        """Reply after a wait, and continue with commands or end the connection with this error."""
+        self._wait = Wait.NOTHING
+        if isinstance(result, NsqError):
+            self._fail(result)
+        else:
+            self._settle()
+            self._reply(result)
         self._work()
 
     # Writing
 
-    def _say(self, data: bytes, then: Callable[[], None] | None = None) -> None:
+    def _reply(self, data: bytes, then: Callable[[], None] | None = None) -> None:
         """Write this after all earlier replies are written."""
         if self.state is not State.ENDED:
-            if self._guarded:
+            if self._guest_bytes is not None:
                 self._guest_bytes += len(data)
-            self._answers.say(data, then)
+            self._replies.add(data, then)
 
-    def _end_after(self, data: bytes) -> None:
-        self._last = self.failed = True
-        self._say(data, self._end)
+    def _fail(self, error: NsqError) -> None:
+        """End the connection after all earlier replies and this error are written."""
+        self._stop()
+        self._reply(error_frame(error), self._end)
+
+    def _stop(self) -> None:
+        self._wait = Wait.END
+        self.failed = True
 
     def _end(self) -> None:
         if self.state is not State.ENDED:
             self.on_closed()
             self._backend.close()
 
-    def _failed(self, what: str, id: bytes) -> bytes:
+    def _not_in_flight(self, name: str, id: bytes) -> bytes:
         why = (
             "client does not own message" if self._backend.held_by_other(id) else "ID not in flight"
         )
         return error_frame(
-            NsqError(f"E_{what}_FAILED", f"{what} {shown(id)} failed {why}", fatal=False)
+            NsqError(f"E_{name}_FAILED", f"{name} {shown(id)} failed {why}", fatal=False)
         )
 
 
 def _nothing() -> None:
     """Do nothing. The command is carried out when its body has arrived."""
+
+
+class Step(NamedTuple):
+    """A row of the table: what a command does in a state, and the state after its reply.
+
+    `after` is None if the state stays. `guard` may refuse the command by an `NsqError`.
+    """
+
+    action: Callable[[Session, Any], None]
+    after: State | None = None
+    guard: Callable[[Session], None] | None = None
+
+
+_IGNORED: Final = Step(Session._ignore)
+_IDENTIFIED: Final = Step(Session._identify, guard=Session._refuse_over_layers)
+_ALWAYS: Final = {
+    b"PUB": Step(Session._pub),
+    b"MPUB": Step(Session._mpub),
+    b"DPUB": Step(Session._dpub),
+    b"NOP": _IGNORED,
+}
+_IN_FLIGHT: Final = {
+    b"FIN": Step(Session._finish),
+    b"REQ": Step(Session._requeue),
+    b"TOUCH": Step(Session._touch),
+}
+SESSION_TABLE: Final[dict[State, dict[bytes, Step]]] = {
+    State.MAGIC: {},  # the magic leads to PLAIN or INIT
+    State.PLAIN: {b"IDENTIFY": _IDENTIFIED},  # TLS leads to INIT
+    State.INIT: {
+        b"IDENTIFY": _IDENTIFIED,
+        b"AUTH": Step(Session._authenticate),
+        b"SUB": Step(Session._sub, State.SUBSCRIBED, guard=Session._refuse_without_heartbeats),
+        **_ALWAYS,
+    },
+    State.SUBSCRIBED: {
+        b"RDY": Step(Session._set_ready),
+        b"CLS": Step(Session._leave, State.CLOSING),
+        **_IN_FLIGHT,
+        **_ALWAYS,
+    },
+    State.CLOSING: {b"RDY": _IGNORED, **_IN_FLIGHT, **_ALWAYS},
+    State.ENDED: {},
+}
+"""The steps of the commands that each state allows.
+
+Any other command ends the connection with E_INVALID "cannot NAME in current state". In PLAIN,
+" (TLS required)" follows. Every state may be left for ENDED: after a fatal error, a deadline that
+passed, or the end of the connection.
+"""
+
+COMMANDS: Final = frozenset(name for steps in SESSION_TABLE.values() for name in steps)

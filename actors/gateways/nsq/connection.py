@@ -34,10 +34,10 @@ from ....transport.wire.protocol import Spread
 from ...runtime.listening import join_place
 from ...runtime.pulses import NsqClientReport
 from ...statistics.statistics import label_of
-from .consuming import Subscription
 from .intake import Intake
 from .permits import Permits
 from .publishing import Gatherer
+from .subscription import Subscription
 
 _Told = TypeVar("_Told")
 log = logging.getLogger("zsq")
@@ -520,18 +520,19 @@ class Connection(asyncio.Protocol):
         It has about 3 KiB at most, because texts from clients and auth servers are cut.
         """
         session, identity, tls = self.session, self.session.identity, self.layers.tls
+        consumption = session.consumption
         counts = heapq.nlargest(TOPICS_SHOWN_MAX, session.published.items(), key=lambda one: one[1])
         return {
             "client_id": identity.client_id or self.remote_ip,
             "hostname": identity.hostname or self.remote_ip,
             "version": "V2",
             "remote_address": self.remote,
-            "state": int(session.state) if session.state >= 0 else 0,
-            "ready_count": session.ready,
+            "state": max(0, session.state),
+            "ready_count": consumption.ready,
             "in_flight_count": self.subscription.in_flight if self.subscription is not None else 0,
-            "message_count": session.messages,
-            "finish_count": session.finishes,
-            "requeue_count": session.requeues,
+            "message_count": consumption.messages,
+            "finish_count": consumption.finishes,
+            "requeue_count": consumption.requeues,
             "connect_ts": self.connected_s,
             "sample_rate": identity.sample_rate,
             "deflate": identity.deflate,
@@ -552,8 +553,8 @@ class Connection(asyncio.Protocol):
             "tls_version": tls.version if tls is not None else "",
             "tls_negotiated_protocol": "",
             "tls_negotiated_protocol_is_mutual": False,
-            "topic": session.topic,
-            "channel": session.channel,
+            "topic": consumption.topic,
+            "channel": consumption.channel,
             "label": self._label,
         }
 

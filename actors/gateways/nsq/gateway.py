@@ -42,12 +42,12 @@ from ...settings.starts import NsqStart
 from ..acting import ActingAdmin, FirstUse
 from .auth import AccessAuthenticator, Authenticator, load_access
 from .connection import Connection
-from .consuming import Subscription
 from .intake import Intake
 from .parts_here import PartsHere
 from .permits import Permits
 from .publishing import Gatherer
 from .registering import ASK_S, Discovery, Registrar
+from .subscription import Subscription
 
 log = logging.getLogger("zsq")
 
@@ -238,7 +238,7 @@ class NsqGateway(AsyncActor[NsqStart]):
             other is not None
             and other is not but
             and (other.topic, other.channel) == place
-            and message_id in other.held
+            and message_id in other.messages
             for other in others
         )
 
@@ -353,7 +353,7 @@ class NsqGateway(AsyncActor[NsqStart]):
             "clients": [
                 one.statistics()
                 for one in self.connections
-                if one.session.topic or one.session.published
+                if one.session.consumption.topic or one.session.published
             ]
         }
 

@@ -22,6 +22,7 @@ from ....transport.client.link.engine import Engine
 from ....transport.client.link.timeouts import FAR_NS
 from ....transport.errors import E_CLOSING, E_TIMEOUT, BrokerUnreachable, Refused, ZsqError
 from ....transport.names import part_name
+from ....transport.units import NS_PER_S
 from ....transport.wire.address import Address
 
 _EngineT = TypeVar("_EngineT", bound=Engine)
@@ -272,7 +273,7 @@ class Gatherer:
         perhaps = "; the message may still be stored" if sent else ""
         return BrokerUnreachable(
             E_TIMEOUT,
-            f"no answer within {TIMEOUT_NS // 1_000_000_000} s ({self.engine.trouble()}){perhaps}",
+            f"no answer within {TIMEOUT_NS // NS_PER_S} s ({self.engine.trouble()}){perhaps}",
         )
 
     def stop_waiting(self) -> None:

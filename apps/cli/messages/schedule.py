@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from datetime import datetime
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -16,14 +16,13 @@ from ....actors.settings.schedule_settings import (
     UTC,
 )
 from ....transport.errors import E_TOO_BIG, UsageError
+from ....transport.units import NS_PER_S
 from ..options import with_broker
 from ..output import Grid, Heading, json_lines_option, json_option, tell, tell_line, wide_console
 from .publish import given_headers
 
 if TYPE_CHECKING:
     from ....transport.wire.answers import ScheduleRow
-
-_NS: Final = 1_000_000_000
 
 
 @click.group()
@@ -239,9 +238,9 @@ def _day(due_ns: int) -> str:
     """Return a due time in the user's time zone. Due times are whole minutes."""
     if not due_ns:
         return "-"
-    return datetime.fromtimestamp(due_ns / _NS).astimezone().isoformat(" ", "minutes")
+    return datetime.fromtimestamp(due_ns / NS_PER_S).astimezone().isoformat(" ", "minutes")
 
 
 def _when(due_ns: int) -> str:
-    left_s = due_ns / _NS - time.time()
+    left_s = due_ns / NS_PER_S - time.time()
     return f"{_day(due_ns)} (in {left_s:,.0f} s)" if due_ns and left_s > 0 else _day(due_ns)

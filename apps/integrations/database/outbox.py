@@ -44,6 +44,7 @@ from ....transport.client.core.packing import pack_many
 from ....transport.client.core.publish_arguments import as_attributes, as_body, as_delay_ms
 from ....transport.errors import E_BAD_ARGUMENT, E_TOO_BIG, NotFound, UsageError
 from ....transport.names import part_name
+from ....transport.units import NS_PER_MS
 from ....transport.wire.address import DefaultTimeout
 from ....transport.wire.addresses import Url
 from ....transport.wire.credentials import KeyFile
@@ -166,7 +167,7 @@ class Outbox:
         """
         check_stage_topic(topic)
         delay_ms = as_delay_ms(delay)
-        due_ns = time.time_ns() + delay_ms * 1_000_000 if delay_ms else 0
+        due_ns = time.time_ns() + delay_ms * NS_PER_MS if delay_ms else 0
         payload = as_body(body)
         if len(payload) > self.message_bytes_max:
             text = f"message of {len(payload)} bytes is over the limit of {self.message_bytes_max}"

@@ -26,6 +26,7 @@ from kombu.utils.json import dumps, loads
 from ....transport.errors import NotFound, UsageError
 from ....transport.names import base_of
 from ....transport.reports import TopicStats
+from ....transport.units import NS_PER_MS
 from ....transport.whole_topic import whole_topic
 from ..naming import CHANNEL
 from ..queues import SETTINGS
@@ -70,7 +71,7 @@ def is_expired(message: dict[str, Any], stored_ns: int) -> bool:
     if limit_ms is None or (message.get("headers") or {}).get("expires"):
         return False
     try:
-        return time.time_ns() > stored_ns + float(limit_ms) * 1_000_000
+        return time.time_ns() > stored_ns + float(limit_ms) * NS_PER_MS
     except (TypeError, ValueError, OverflowError):
         return False
 

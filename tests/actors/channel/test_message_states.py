@@ -14,6 +14,7 @@ from typing import Final
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+from support.message_states import MOVES
 from support.watched import SEEN, Watch
 
 from tests.actors.channel.test_choice_machine import ChoiceMachine
@@ -22,7 +23,6 @@ from tests.actors.channel.test_ordered_machine import OrderedMachine
 from tests.actors.channel.test_wild_channel import PEERS, WildChannel
 from tests.actors.conftest import ChannelHarness
 from zsq.actors.channel.lease import Departure
-from zsq.actors.channel.message_states import MOVES
 from zsq.transport.settings import ChannelSettings
 from zsq.transport.wire.protocol import BACKOFF, DEAD, UNBEGUN
 

@@ -19,13 +19,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.message_states import MessageState
 from support.watched import Watch
 
 from tests.actors.channel.test_ordered_machine import ORDERED
 from tests.actors.channel.test_priorities_machine import BOUNDS
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.lease import Changes, Departure, Subscriber
-from zsq.actors.channel.message_states import MessageState
 from zsq.actors.channel.redelivery import Deferred
 from zsq.actors.primitives.ranges import ranges_of
 from zsq.actors.settings import options

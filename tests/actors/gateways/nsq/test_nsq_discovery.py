@@ -11,10 +11,9 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from zsq.actors.gateways.nsq import consuming
 from zsq.actors.gateways.nsq import registering as discovery
-from zsq.actors.gateways.nsq.consuming import Subscription
 from zsq.actors.gateways.nsq.registering import Discovery, Registrar
+from zsq.actors.gateways.nsq.subscription import Subscription
 from zsq.transport.errors import E_EXISTS, UsageError
 
 
@@ -119,9 +118,7 @@ def test_a_new_topic_gets_the_channels_that_it_has_on_other_nodes(
     uvloop.run(run())
 
 
-def test_a_sub_without_an_answer_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consuming, "SUB_S", 0.05)
-
+def test_a_sub_without_an_answer_times_out(tmp_path: Path) -> None:
     async def run() -> None:
         said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         one = Subscription(
@@ -136,6 +133,7 @@ def test_a_sub_without_an_answer_times_out(tmp_path: Path, monkeypatch: pytest.M
             said.set_result,
             lambda *_: None,
             lambda *_: None,
+            open_s=0.05,
         )
         assert (await asyncio.wait_for(said, 10)).startswith(
             "E_TIMEOUT channel t/c was not ready within 0.05 s"

@@ -13,9 +13,10 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from zsq.actors.gateways.nsq import consuming, parts_here
-from zsq.actors.gateways.nsq.consuming import Subscription
+from zsq.actors.gateways.nsq import parts_here
+from zsq.actors.gateways.nsq.in_flight import LATE_NS
 from zsq.actors.gateways.nsq.parts_here import PartsHere, local_parts
+from zsq.actors.gateways.nsq.subscription import Subscription
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.client.core.consumer_session import ALL, ConsumerSession
 from zsq.transport.client.core.subscription import Leg
@@ -77,7 +78,7 @@ class Consumer:
         return next(leg.session for leg in self.engine.legs if leg.session.part == part)
 
     def settle(self) -> None:
-        self.subscription._settle()
+        self.subscription.settle()
 
     def sent(self, part: int) -> list[Wire]:
         """Return what was sent to a part since the last call."""
@@ -126,7 +127,7 @@ def test_messages_are_answered_to_their_part(tmp_path: Path) -> None:
             b"0200000000000005"
         ]
         assert consumer.subscription.requeue(two[1], 90)
-        assert consumer.subscription._sharing.in_flight == 1
+        assert consumer.subscription.sharing.in_flight == 1
         assert consumer.subscription.touch(one[0])
         assert consumer.sent(0) == [Touch(0, 7), Fin(0, 7, ((6, 1),))]
         assert consumer.sent(1) == [Fin(0, 7, ((5, 1),)), Req(0, 7, ((6, 1),), 90, "")]
@@ -191,7 +192,7 @@ def test_messages_that_wait_for_the_clients_socket_count(tmp_path: Path) -> None
         consumer.subscription.pause(True)
         consumer.deliver(0, 7, 0, 1)
         assert consumer.handed == 0
-        assert consumer.subscription._sharing.used == 1
+        assert consumer.subscription.sharing.used == 1
         assert consumer.sent(0) == [Ready(1)]
         consumer.subscription.pause(False)
         assert consumer.handed == 1
@@ -206,12 +207,11 @@ def test_expired_messages_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def work(consumer: Consumer) -> None:
         nonlocal now
         consumer.deliver(0, 7, 0, 2)
-        assert consumer.subscription._sharing.used == 4
-        now = begun + TIMEOUT_MS * 1_000_000 + consuming._LATE_NS
-        consumer.subscription._sweeper.cancel()
-        consumer.subscription._sweep()
+        assert consumer.subscription.sharing.used == 4
+        now = begun + TIMEOUT_MS * 1_000_000 + LATE_NS
+        consumer.subscription.sweep()
         assert consumer.subscription.in_flight == 0
-        assert consumer.subscription._sharing.in_flight == 0
+        assert consumer.subscription.sharing.in_flight == 0
         assert not consumer.session(0).held
 
     consuming_with(tmp_path, work, ready=4)
@@ -230,8 +230,7 @@ def test_a_message_whose_neighbour_was_touched_expires_at_its_part(
         assert consumer.subscription.touch(ids[0])
         consumer.sent(1)
         now = begun + TIMEOUT_MS * 1_000_000
-        consumer.subscription._sweeper.cancel()
-        consumer.subscription._sweep()
+        consumer.subscription.sweep()
         assert consumer.sent(1) == [Req(0, 7, ((6, 1),), EXPIRED, "")]
 
     consuming_with(tmp_path, work, ready=4)
@@ -265,7 +264,6 @@ def test_a_lost_part_takes_only_its_own_messages_along(tmp_path: Path) -> None:
         leg = consumer.engine.legs[1]
         leg.on_lost()
         assert consumer.subscription.finish([*one, *two]) == two
-        assert len(consumer.subscription._out) == 1
         assert Ready(4) in consumer.sent(0), "the other part gets all of RDY"
         consumer.open(leg)
         consumer.settle()
@@ -318,9 +316,9 @@ def test_a_part_that_does_not_start_does_not_keep_the_others_from_the_client(
         subscription.engine.legs[0].on_refused(HasParts(spread(2)))
         for leg in subscription.engine.legs[:opened]:
             leg.link.state = cast("Any", type(leg.link.state).UP)
-        subscription._settle()
+        subscription.settle()
         assert answers == []
-        subscription._too_late()
+        subscription.on_late()
         assert [one.partition(" ")[0] for one in answers] == [answer]
         for leg in subscription.engine.legs:
             leg.link.state = cast("Any", type(leg.link.state).IDLE)

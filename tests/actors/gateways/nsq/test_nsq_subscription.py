@@ -11,8 +11,14 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from zsq.actors.gateways.nsq import consuming
-from zsq.actors.gateways.nsq.consuming import _LATE_NS, Subscription
+from zsq.actors.gateways.nsq.in_flight import LATE_NS, REQUEUED_MAX
+from zsq.actors.gateways.nsq.reporting_session import ANSWERED_MAX
+from zsq.actors.gateways.nsq.subscription import (
+    SUBSCRIPTION_TABLE,
+    Subscription,
+    SubscriptionEvent,
+    SubscriptionState,
+)
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.client.core.consumer_session import ALL
 from zsq.transport.nsq.wire import message_ids
@@ -43,13 +49,12 @@ class Consumer:
         """Deliver messages and return their ids."""
         block = with_place(pack([b"x"] * count), first, 0)
         self.session.on_word(Deliver(token, ((first, count, 1),), TIMEOUT_MS), [block], now_ns)
-        self.subscription._hand_out()
+        self.subscription.settle()
         return list(message_ids(range(first, first + count)))
 
     def sweep(self) -> None:
         """Do what the timer does."""
-        self.subscription._sweeper.cancel()
-        self.subscription._sweep()
+        self.subscription.sweep()
 
 
 def consuming_with(folder: Path, work: Callable[[Consumer], None]) -> None:
@@ -76,7 +81,7 @@ def test_messages_whose_lease_ended_are_no_longer_in_flight(
     def work(consumer: Consumer) -> None:
         nonlocal now
         ids = consumer.deliver(7, 0, 3, now)
-        now = begun + TIMEOUT_MS * MS + _LATE_NS - 1
+        now = begun + TIMEOUT_MS * MS + LATE_NS - 1
         consumer.sweep()
         assert consumer.subscription.in_flight == 3
         assert consumer.subscription.finish(ids[:1]) == [], "it came in time, for all we know"
@@ -91,44 +96,66 @@ def test_messages_whose_lease_ended_are_no_longer_in_flight(
     consuming_with(tmp_path, work)
 
 
-def test_the_number_of_remembered_answers_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_remembered_answers_is_bounded(tmp_path: Path) -> None:
     """The answers are kept to know what a later refusal is about. A client that returns all
     messages again and again must not fill the memory with them.
     """
-    monkeypatch.setattr(consuming, "_ASKED_MAX", 3)
 
     def work(consumer: Consumer) -> None:
-        ids = consumer.deliver(7, 0, 5, time.monotonic_ns())
-        assert all(consumer.subscription.requeue(one, 0) for one in ids)
-        assert len(consumer.subscription._asked) == 3
-        consumer.session.on_word(Answer(0, 7, ((0, 5),)), [], 0)
-        assert consumer.refused == [
-            (verb, one) for verb, one in zip(("FIN", "FIN", "REQ", "REQ", "REQ"), ids, strict=True)
-        ]
-        assert not consumer.subscription._asked
+        half = REQUEUED_MAX // 2 + 1
+        ids = consumer.deliver(7, 0, half, time.monotonic_ns())
+        ids += consumer.deliver(8, half, half, time.monotonic_ns())
+        assert all(consumer.subscription.requeue(message_id, 0) for message_id in ids)
+        consumer.session.on_word(Answer(0, 7, ((0, len(ids)),)), [], 0)
+        verbs = ["FIN"] * 2 + ["REQ"] * REQUEUED_MAX
+        assert consumer.refused == list(zip(verbs, ids, strict=True))
 
     consuming_with(tmp_path, work)
 
 
-def test_the_number_of_deliveries_remembered_as_answered_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(consuming, "_ANSWERED_MAX", 2)
-
+def test_the_number_of_deliveries_remembered_as_answered_is_bounded(tmp_path: Path) -> None:
     def work(consumer: Consumer) -> None:
-        for token in (7, 8, 9):
-            assert (
-                consumer.subscription.finish(
-                    consumer.deliver(token, 10 * token, 2, time.monotonic_ns())
-                )
-                == []
-            )
+        tokens = range(7, 8 + ANSWERED_MAX)
+        for token in tokens:
+            ids = consumer.deliver(token, 10 * token, 2, time.monotonic_ns())
+            assert consumer.subscription.finish(ids) == []
             consumer.session.collect()
-        assert list(consumer.session.answered) == [8, 9]
+        assert list(consumer.session.answered) == list(tokens[1:])
 
     consuming_with(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    ("events", "state"),
+    [
+        ([SubscriptionEvent.LEAVE], SubscriptionState.OPENING),
+        ([SubscriptionEvent.ACCEPTED, SubscriptionEvent.ACCEPTED], SubscriptionState.OPEN),
+        ([SubscriptionEvent.ACCEPTED, SubscriptionEvent.LEAVE], SubscriptionState.LEFT),
+        ([SubscriptionEvent.FAILED, SubscriptionEvent.ACCEPTED], SubscriptionState.OVER),
+        ([SubscriptionEvent.LOST, SubscriptionEvent.FAILED], SubscriptionState.STOPPED),
+    ],
+)
+def test_the_states_of_a_subscription(
+    events: list[SubscriptionEvent], state: SubscriptionState
+) -> None:
+    now = SubscriptionState.OPENING
+    for event in events:
+        step = SUBSCRIPTION_TABLE[now].get(event)
+        now = step.after if step is not None else now
+    assert now is state
+
+
+def test_every_state_of_a_subscription_can_be_stopped_once() -> None:
+    for state, steps in SUBSCRIPTION_TABLE.items():
+        ends = {
+            steps[event].after
+            for event in (SubscriptionEvent.STOP, SubscriptionEvent.LOST)
+            if event in steps
+        }
+        assert ends == (
+            set() if state is SubscriptionState.STOPPED else {SubscriptionState.STOPPED}
+        )
+    assert set(SUBSCRIPTION_TABLE) == set(SubscriptionState)
 
 
 def test_a_refused_delivery_is_the_one_whose_token_it_names(tmp_path: Path) -> None:

@@ -14,12 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from zsq.actors.gateways.http.console.files import (
-    CannotJoin,
-    ConsoleFiles,
-    join_modules,
-    join_sheets,
-)
+from zsq.actors.gateways.http.console.bundle import CannotJoin, join_modules, join_sheets
+from zsq.actors.gateways.http.console.files import ConsoleFiles
 
 CONSOLE = Path(__file__).resolve().parents[5] / "apps/console"
 PAGE = (
