@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from process.test_core_alone import ROOT, package_without
 from support.broker import Broker
+from support.package_copy import ROOT, package_without
 
 # The files that are touched, each with a place in it, and what is written before that place.
 CHANGES: Final = (

@@ -657,9 +657,10 @@ def _about_schedule(request: ScheduleRequest[AnswerT]) -> Asking[AnswerT]:
         if not parts:
             text = f"no part of topic {topic!r} has a schedule {name!r}"
             raise NotFound(E_NOT_FOUND, text) from None
+        answers = []
         for part in parts:
-            answer = yield from ask_admin(replace(request, topic=part))
-    return answer
+            answers.append((yield from ask_admin(replace(request, topic=part))))
+        return answers[-1]
 
 
 def _parts_with(topic: str, name: str) -> Asking[list[str]]:
