@@ -252,13 +252,13 @@ def test_no_message_has_an_effect_without_permission(
             raw.ask(p.Open(1, "supervisor", "", "", False))
             for op in sorted(set(p.WORDS) - ALLOWED["supervisor"] - {p.Open.op}):
                 assert raw.ask(a_word(p.WORDS[op]), *block).code == E_BAD_COMMAND, op
-            for kind, example in EXAMPLES.items():
+            for request_kind, example in EXAMPLES.items():
                 topic = example.topic and "clicks"
                 request = replace(example, topic=topic, request=7, by={"user": "root"})
                 answer = raw.ask(manage_of(request))
                 assert answer.request == 7
-                may_see = ROW_OF[kind].action in (Action.SEE, Action.SEE_SOME)
-                assert (getattr(answer, "code", "") != E_FORBIDDEN) == may_see, kind
+                may_see = ROW_OF[request_kind].action in (Action.SEE, Action.SEE_SOME)
+                assert (getattr(answer, "code", "") != E_FORBIDDEN) == may_see, request_kind
             for action in ("stop", "", "CREATE"):
                 assert raw.ask(p.Manage(7, action, "clicks", "", {})).code == E_BAD_COMMAND
             assert raw.ask(p.Lookup(8, "new", "c", True)).code == E_FORBIDDEN

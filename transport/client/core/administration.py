@@ -1,7 +1,7 @@
 """Calls of Admin: what each asks of the supervisor, and the meaning of the replies. No I/O.
 
-Each public function here is a method of both clients. `scripts/clients.py` generates the methods from
-the signatures and docstrings: `blocking/admin_calls.py` and `asyncio/aio_admin_calls.py`.
+Each public function here is a method of both clients. `scripts/clients.py` generates the methods
+from the signatures and docstrings: `blocking/admin_calls.py` and `asyncio/aio_admin_calls.py`.
 """
 
 from __future__ import annotations
