@@ -112,6 +112,22 @@ class MemoryBroker(WithClients):
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._handlers: Mapping[type[r.AdminRequest[Any]], Callable[[Any], dict[str, Any]]] = {
+            r.ListTopicsRequest: self._list_topics,
+            r.CreateTopicRequest: self._create_topic,
+            r.CreateChannelRequest: self._create_channel,
+            r.ConfigureChannelRequest: self._configure_channel,
+            r.DeleteRequest: self._delete,
+            r.CloseRequest: self._close_or_open,
+            r.OpenRequest: self._close_or_open,
+            r.PauseRequest: self._pause,
+            r.UnpauseRequest: self._pause,
+            r.EmptyRequest: self._empty,
+            r.SeekRequest: self._seek,
+            r.CountDelayedRequest: self._count_delayed,
+            r.ListDelayedRequest: self._list_delayed,
+            r.CancelDelayedRequest: self._cancel_delayed,
+        }
 
     # Life
 
@@ -476,10 +492,10 @@ class MemoryBroker(WithClients):
 
     def _manage(self, message: p.Manage) -> dict[str, Any]:
         request = request_of(message)
-        handler = self._HANDLERS.get(type(request))
+        handler = self._handlers.get(type(request))
         if handler is None:
             _unsupported(f"the request {message.action!r}")
-        return handler(self, request)
+        return handler(request)
 
     def _list_topics(self, request: r.ListTopicsRequest) -> dict[str, Any]:
         return {"topics": {name: tuple(topic.channels) for name, topic in self._topics.items()}}
@@ -598,25 +614,6 @@ class MemoryBroker(WithClients):
         if request.all:
             return {"cancelled": len(topic.cancel(None)), "more": False}
         return {"cancelled": tuple(topic.cancel([_key(text) for text in request.keys]))}
-
-    _HANDLERS: Final[
-        Mapping[type[r.AdminRequest[Any]], Callable[[MemoryBroker, Any], dict[str, Any]]]
-    ] = {
-        r.ListTopicsRequest: _list_topics,
-        r.CreateTopicRequest: _create_topic,
-        r.CreateChannelRequest: _create_channel,
-        r.ConfigureChannelRequest: _configure_channel,
-        r.DeleteRequest: _delete,
-        r.CloseRequest: _close_or_open,
-        r.OpenRequest: _close_or_open,
-        r.PauseRequest: _pause,
-        r.UnpauseRequest: _pause,
-        r.EmptyRequest: _empty,
-        r.SeekRequest: _seek,
-        r.CountDelayedRequest: _count_delayed,
-        r.ListDelayedRequest: _list_delayed,
-        r.CancelDelayedRequest: _cancel_delayed,
-    }
 
 
 def _key(text: str) -> DelayedKey:

@@ -253,7 +253,7 @@ def test_wrong_options_of_close_are_refused(broker: Broker) -> None:
         admin.create_channel("t", "c")
         with pytest.raises(UsageError, match=E_BAD_ARGUMENT):
             admin.close_topic("t", to="everybody")  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="only a topic can be closed or opened, not a channel"):
+        with pytest.raises(UsageError, match="close is for a topic, and not for a channel"):
             admin._carry_out(ask_admin(CloseRequest("t", "c")))
         with pytest.raises(zsq.NotFound):
             admin.close_topic("nowhere")

@@ -108,7 +108,7 @@ for command in (channel.commands["create"], channel.commands["set"], sub):
     assert "--shade N" in CliRunner().invoke(command, ["--help"]).output, command
 assert given_settings(CHANGEABLE, {"shade": 5}) == {"shade": 5}
 assert resolve({"shade": 5}).shade == 5 and resolve({}).shade == 3 and made({"shade": 5}) == ({"shade": 5}, None)
-assert next(configure_channel("t", "c", {"shade": 5})).make(1).options == {"shade": 5}
+assert next(configure_channel("t", "c", shade=5)).make(1).options == {"shade": 5}
 assert "light      shade 5" in describe_channel("t", "c", resolve({"shade": 5}).as_dict())
 assert _known({"shade": 5}, table.ChannelOptions) == {"shade": 5}
 assert '"name": "shade", "kind": "count", "label": "Shade"' in settings_module()

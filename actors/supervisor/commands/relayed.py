@@ -89,7 +89,7 @@ _ORDERS: Final[Mapping[type[AdminRequest[Any]], Callable[[Any], Make]]] = {
 }
 
 
-def order_for(request: AdminRequest[Any]) -> Make:
+def order_for(request: Any) -> Make:
     """Return the order for a request. Raises `UsageError` if an option is out of its range."""
     return _ORDERS[type(request)](request)
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from starlette.requests import Request
+from support.admin_examples import EXAMPLES
 
 from zsq.actors.gateways.http.web import authority
 from zsq.actors.gateways.http.web.responses import ApiError
@@ -43,9 +44,9 @@ from zsq.transport.wire.admin_requests import (
     ROW_OF,
     AddScheduleRequest,
     AdminRequest,
+    RedriveRequest,
     RequestRow,
     RunScheduleRequest,
-    Scope,
     SetScheduleRequest,
     SilenceAlarmRequest,
 )
@@ -222,25 +223,17 @@ def test_each_kind_of_link_opens_only_with_its_permission(kind: str) -> None:
     assert not is_permitted(check_open, NOBODY, link)
 
 
-def request_named(row: RequestRow) -> AdminRequest[Any]:
-    """Return a request of this row about topic "t"."""
-    options: dict[str, Any] = {"name": "n", "cron": "* * * * *", "body": b"x", "to": "t", "id": "x"}
-    options |= {"origin": ("t", "0" * 32, "c"), "limit": 1, "offset": 0, "offsets": (1,)}
-    options |= {"consumer": "x", "span": "1d", "count": 1, "broker": 0, "addresses": ()}
-    fields = {field.name for field in dataclasses.fields(row.kind)}
-    required = {
-        field.name for field in dataclasses.fields(row.kind) if field.default is dataclasses.MISSING
-    }
-    required |= {"offset"} & fields
-    topic = "" if row.scope is Scope.BROKER else "t"
-    channel = "c" if row.scope is Scope.CHANNEL else ""
-    given = {name: value for name, value in options.items() if name in required}
-    return row.kind(topic, channel, **given)
+def request_of_row(row: RequestRow) -> AdminRequest[Any]:
+    """Return a request of this row about topic "t", or about the broker."""
+    example = EXAMPLES[row.kind]
+    if isinstance(example, RedriveRequest):  # one for a single channel needs more
+        example = dataclasses.replace(example, to_channel="")
+    return dataclasses.replace(example, topic=example.topic and "t")
 
 
 @pytest.mark.parametrize("row", REQUESTS, ids=lambda row: row.kind.__name__)
 def test_each_request_is_permitted_only_with_its_permission(row: RequestRow) -> None:
-    request = request_named(row)
+    request = request_of_row(row)
     message = manage_of(request)
     target = (Action.PUBLISH,) if request.target is not None else ()
     assert is_permitted(check_message, allowed_by_file(row.action, *target), message)
@@ -258,7 +251,7 @@ def test_a_change_of_the_whole_broker_needs_its_admin() -> None:
 def test_the_broker_publishes_by_schedule_only_for_a_user_who_may_publish(
     kind: type[AdminRequest[Any]],
 ) -> None:
-    message = manage_of(request_named(ROW_OF[kind]))
+    message = manage_of(request_of_row(ROW_OF[kind]))
     assert not is_permitted(check_message, allowed_by_file(Action.MANAGE_TOPIC), message)
     assert not is_permitted(check_message, allowed_by_file(Action.PUBLISH), message)
     assert is_permitted(

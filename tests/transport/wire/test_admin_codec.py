@@ -4,12 +4,12 @@ arrives as it was sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.admin_examples import EXAMPLES
 
 from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, UsageError
 from zsq.transport.wire import admin_requests as r
@@ -17,55 +17,7 @@ from zsq.transport.wire.admin_codec import manage_of, request_of, row_of
 from zsq.transport.wire.codec import decode, encode
 from zsq.transport.wire.protocol import Manage
 
-ORIGIN = ("t", "0" * 32, "c")
 NUMBERED: Any = {5: True}
-EXAMPLES: Mapping[type[r.AdminRequest[Any]], r.AdminRequest[Any]] = {
-    type(request): request
-    for request in (
-        r.ListTopicsRequest(),
-        r.OverviewRequest(since=5, alarms=True),
-        r.AuditRequest("t", count=5),
-        r.HandoverRequest(),
-        r.SetLookupdsRequest(addresses=("a:1", "b:2")),
-        r.CreateTopicRequest("t", sync="always", retention={"max_bytes": 5}, parts=2, brokers=(1,)),
-        r.CreateChannelRequest("t", "c", settings={"tags": "a", "start": "latest"}),
-        r.ConfigureTopicRequest("t", sync="never", settings={"max_bytes": None}),
-        r.ConfigureChannelRequest("t", "c", settings={"max_attempts": 5}),
-        r.DeleteRequest("t", force=True),
-        r.PauseRequest("t", "c"),
-        r.UnpauseRequest("t"),
-        r.EmptyRequest("t", "c"),
-        r.CloseRequest("t", to="consumers"),
-        r.OpenRequest("t"),
-        r.ChunksRequest("t"),
-        r.EndedRequest("t"),
-        r.HistoryRequest("t", "c", span="1d", points=5),
-        r.SeekRequest("t", "c", offset=0, forward=True),
-        r.SkipRequest("t", "c", offsets=(1, 2)),
-        r.PreviewSkipRequest("t", "c", offsets=(1,)),
-        r.PeekRequest("t", "c", limit=5),
-        r.DisconnectRequest("t", "c", consumer="x"),
-        r.RedriveRequest("t.c.dead", to="t", to_channel="c", origin=ORIGIN, chosen=True),
-        r.ListDelayedRequest("t", after="k", limit=5),
-        r.CountDelayedRequest("t"),
-        r.CancelDelayedRequest("t", keys=("k",)),
-        r.BackUpStateRequest("t", id="x"),
-        r.BackUpLogRequest("t", id="x"),
-        r.EndBackupRequest("t", id="x"),
-        r.AddScheduleRequest("t", name="n", cron="* * * * *", body=b"x", headers={"a": 1}),
-        r.SetScheduleRequest("t", name="n", body=b""),
-        r.RunScheduleRequest("t", name="n"),
-        r.RemoveScheduleRequest("t", name="n"),
-        r.PauseScheduleRequest("t", name="n"),
-        r.ResumeScheduleRequest("t", name="n"),
-        r.ListSchedulesRequest(),
-        r.SilenceAlarmRequest("t", "c", figure="depth", seconds=1.5),
-        r.EndSilenceRequest(),
-        r.ClusterRequest(fresh=True),
-        r.AddPartsRequest("t", count=2, brokers=(0, 1)),
-        r.MovePartRequest("t#1", broker=3),
-    )
-}
 
 
 @pytest.mark.parametrize("row", r.REQUESTS, ids=lambda row: row.kind.__name__)

@@ -1,7 +1,7 @@
 """Calls of Admin: what each asks of the supervisor, and the meaning of the replies. No I/O.
 
-Each public function here is a method of both clients. `scripts/clients.py` generates the methods from
-the signatures and docstrings: `blocking/admin_calls.py` and `asyncio/aio_admin_calls.py`.
+Each public function here is a method of both clients. `scripts/clients.py` generates the methods
+from the signatures and docstrings: `blocking/admin_calls.py` and `asyncio/aio_admin_calls.py`.
 """
 
 from __future__ import annotations
@@ -657,9 +657,10 @@ def _about_schedule(request: ScheduleRequest[AnswerT]) -> Asking[AnswerT]:
         if not parts:
             text = f"no part of topic {topic!r} has a schedule {name!r}"
             raise NotFound(E_NOT_FOUND, text) from None
+        answers = []
         for part in parts:
-            answer = yield from ask_admin(replace(request, topic=part))
-    return answer
+            answers.append((yield from ask_admin(replace(request, topic=part))))
+        return answers[-1]
 
 
 def _parts_with(topic: str, name: str) -> Asking[list[str]]:
