@@ -1,7 +1,7 @@
 """Dead-letter sender: publishes a channel's dead letters to another topic.
 
-It uses the client library's engine. The engine never waits (`transport/client/link/engine.py`), so it
-needs no thread: the actor's loop calls its `turn`, and also listens to the engine's set of
+It uses the client library's engine. The engine never waits (`transport/client/link/engine.py`), so
+it needs no thread: the actor's loop calls its `turn`, and also listens to the engine's set of
 descriptors. Rejected: a thread with a blocking Producer. It would have to be stopped while it waits
 for a topic that is down, and an actor that ends does not wait.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import zmq
 
+from zsq.transport.block.block import Block
 from zsq.transport.client.link.connection import LinkConnection
 from zsq.transport.client.link.engine import Engine
 from zsq.transport.client.link.link import Link
@@ -122,7 +123,7 @@ class QuietPeer:
     def greeting(self) -> Wire | None:
         return None
 
-    def on_word(self, message: Wire, *_: object) -> Reaction:
+    def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         self.words.append(message)
         return Reaction.NOTHING
 

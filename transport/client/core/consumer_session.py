@@ -237,16 +237,16 @@ class LeasedBlock:
         if len(self.runs) == 1 and indexes[-1] - indexes[0] + 1 == len(indexes):
             return ((self.runs[0][0] + indexes[0], len(indexes)),)
         offsets = [first + i for first, count, _ in self.runs for i in range(count)]
-        found: list[Range] = []
+        ranges: list[Range] = []
         start = end = offsets[indexes[0]]
         for index in indexes:
             offset = offsets[index]
             if offset != end:
-                found.append((start, end - start))
+                ranges.append((start, end - start))
                 start = offset
             end = offset + 1
-        found.append((start, end - start))
-        return tuple(found)
+        ranges.append((start, end - start))
+        return tuple(ranges)
 
 
 WHOLE_MAX: Final = 1_000
@@ -332,7 +332,7 @@ class ConsumerSession:
         self._number = randbits(63)  # the channel knows this session by it, whatever its link is
         self._joined_with = ready  # the credit that Sub had
         # The value of `unconfirmed` at the time when a request was sent, by the request's number.
-        self._told: dict[int, int] = {}
+        self._unconfirmed_by_request: dict[int, int] = {}
 
     # Outgoing messages
 
@@ -465,7 +465,7 @@ class ConsumerSession:
         self._request += 1
         self.confirms[self._request] = confirm
         self._fin(delivery, delivery.fresh(indexes), self._request)
-        self._told[self._request] = self.unconfirmed
+        self._unconfirmed_by_request[self._request] = self.unconfirmed
         return confirm
 
     def barrier(self) -> Confirm:
@@ -486,7 +486,7 @@ class ConsumerSession:
             return confirm
         self._request += 1
         self.confirms[self._request] = confirm
-        self._told[self._request] = self.unconfirmed
+        self._unconfirmed_by_request[self._request] = self.unconfirmed
         self.words.append(Fin(self._request, 0, ()))
         return confirm
 
@@ -583,9 +583,11 @@ class ConsumerSession:
             self.stale += refused
             return Reaction.NOTHING
         # Every request but Begun is a barrier: all answers sent before it are committed too.
-        told = self._told.pop(message.request, 0)
-        self.unconfirmed = max(0, self.unconfirmed - told)
-        self._told = {request: count - told for request, count in self._told.items()}
+        committed = self._unconfirmed_by_request.pop(message.request, 0)
+        self.unconfirmed = max(0, self.unconfirmed - committed)
+        self._unconfirmed_by_request = {
+            request: count - committed for request, count in self._unconfirmed_by_request.items()
+        }
         if message.refused:
             confirm.error = LeaseLost(
                 E_LEASE,
@@ -602,7 +604,7 @@ class ConsumerSession:
         """Process a failed request. The link itself handles a Failed that answers Sub."""
         confirm = self.confirms.pop(message.request, None)
         if confirm is not None:
-            self._told.pop(message.request, None)
+            self._unconfirmed_by_request.pop(message.request, None)
             confirm.error = from_wire(message.code, message.text)
             confirm.done = True
         return Reaction.NOTHING
@@ -620,7 +622,7 @@ class ConsumerSession:
         self.words.clear()
         self.unconfirmed_lost += self.unconfirmed
         self.unconfirmed = self._finished = 0
-        self._told.clear()
+        self._unconfirmed_by_request.clear()
         confirms = [*self.confirms.values(), self.next_confirm]
         self.confirms, self.next_confirm = {}, Confirm()
         for confirm in confirms:

@@ -99,14 +99,14 @@ class FinishMemory:
             self._unknown.clear()
         if not self._unknown:
             return []
-        found = [
+        indexes = [
             index
             for index in range(delivery.block.count)
             if self._unknown.get(delivery.offset(index)) == delivery.block.time_of(index)
         ]
-        for index in found:
+        for index in indexes:
             del self._unknown[delivery.offset(index)]
-        return found
+        return indexes
 
 
 def _is_known(confirm: Confirm) -> bool:

@@ -122,24 +122,27 @@ def removed(first: int, stop: int, start: int) -> Missing:
     return Missing(first, stop, why)
 
 
-def missing_in(found: Fetched, first: int, stop: int) -> list[Missing]:
+def missing_in(fetched: Fetched, first: int, stop: int) -> list[Missing]:
     """Return what is missing between two offsets that a read has passed.
 
     Offsets that no message ever had, because the topic was restored, are not missing. `stop` may be
     beyond `next_offset` only if the read has come to the end of the topic.
     """
     ranges = [
-        removed(first, found.start, found.start),
-        *(Missing(at, at + count, DAMAGED) for at, count in found.lost),
-        Missing(found.next_offset, stop, f"the topic now ends at offset {found.head}"),
+        removed(first, fetched.start, fetched.start),
+        *(Missing(at, at + count, DAMAGED) for at, count in fetched.lost),
+        Missing(fetched.next_offset, stop, f"the topic now ends at offset {fetched.head}"),
     ]
-    cut = [one._replace(first=max(first, one.first), stop=min(stop, one.stop)) for one in ranges]
-    return [one for one in cut if one.first < one.stop]
+    cut = [
+        missing._replace(first=max(first, missing.first), stop=min(stop, missing.stop))
+        for missing in ranges
+    ]
+    return [missing for missing in cut if missing.first < missing.stop]
 
 
-def count_missing(found: Fetched, first: int, stop: int) -> int:
+def count_missing(fetched: Fetched, first: int, stop: int) -> int:
     """Return how many messages are missing between two offsets that a read has passed."""
-    return sum(one.stop - one.first for one in missing_in(found, first, stop))
+    return sum(missing.stop - missing.first for missing in missing_in(fetched, first, stop))
 
 
 class StoredMessage(NamedTuple):
@@ -161,24 +164,24 @@ class StoredMessage(NamedTuple):
     only_channel: str | None = None
 
 
-def stored(topic: str, offset: int, found: Fetched) -> StoredMessage:
+def stored(topic: str, offset: int, fetched: Fetched) -> StoredMessage:
     """Return the message with this offset from the result of a read at the offset.
 
     Raises `NotFound` with the reason if the result does not contain it.
     """
-    block = found.blocks[0] if found.blocks else None
+    block = fetched.blocks[0] if fetched.blocks else None
     if block is None or not block.first_offset <= offset < block.next_offset:
-        following = found.next_offset if block is None else block.first_offset
+        following = fetched.next_offset if block is None else block.first_offset
         why = f"no message has this offset; the next one has {following}"
-        if any(first <= offset < first + count for first, count in found.lost):
+        if any(first <= offset < first + count for first, count in fetched.lost):
             why = (
                 "it was damaged, and the broker moved it aside; the next message has offset "
                 f"{following}"
             )
-        elif offset < found.start:
-            why = f"the topic begins at offset {found.start}; older messages were removed"
-        elif offset >= found.head:
-            why = f"the topic ends at offset {found.head}"
+        elif offset < fetched.start:
+            why = f"the topic begins at offset {fetched.start}; older messages were removed"
+        elif offset >= fetched.head:
+            why = f"the topic ends at offset {fetched.head}"
         raise NotFound(E_NOT_FOUND, f"topic {topic} has no message {offset}: {why}")
     return message_at(topic, block, offset - block.first_offset)
 

@@ -81,28 +81,28 @@ def pack_many(
 
 
 def _column(
-    one: Any, each: Any, count: int, what: str, checked: Callable[[Any], bytes | None]
+    shared: Any, values: Any, count: int, name: str, check: Callable[[Any], bytes | None]
 ) -> Column:
-    """Return one value for each message, from `one` (the same value for all) or from `each`."""
-    if one is not None and each is not None:
+    """Return one value for each message: `shared` for all of them, or one of `values` for each."""
+    if shared is not None and values is not None:
         raise UsageError(
             E_BAD_ARGUMENT,
             (
-                f"{what}= applies to all messages and {what}s= has one value for each; give one of "
+                f"{name}= applies to all messages and {name}s= has one value for each; give one of "
                 "them"
             ),
         )
-    if one is not None:
-        return [checked(one)] * count
-    if isinstance(each, str | bytes | Mapping) or not isinstance(each, Iterable | None):
+    if shared is not None:
+        return [check(shared)] * count
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable | None):
         raise UsageError(
             E_BAD_ARGUMENT,
             (
-                f"{what}s= needs one {what} for each message; to give all messages the same one, "
-                f"use {what}="
+                f"{name}s= needs one {name} for each message; to give all messages the same one, "
+                f"use {name}="
             ),
         )
-    return None if each is None else [checked(value) for value in each]
+    return None if values is None else [check(value) for value in values]
 
 
 def packed(

@@ -122,41 +122,41 @@ def look(topic: str, channel: str | None, data: ChannelLook | None, count: int) 
 
 def look_at_newest(topic: str, first: int, head: int, count: int) -> Asking[Peek]:
     """Read at most `count` messages of a topic from `first` up to `head`, the newest last."""
-    found: list[Peeked] = []
+    peeked: list[Peeked] = []
     at, missing = first, 0
-    while at < head and len(found) < count:
+    while at < head and len(peeked) < count:
         fetched = yield from reading.read(at, READ_BYTES)
         for block in fetched.blocks:
             start = max(0, at - block.first_offset)
-            stop = min(block.count, head - block.first_offset, start + count - len(found))
+            stop = min(block.count, head - block.first_offset, start + count - len(peeked))
             messages = (message_at(topic, block, index) for index in range(start, stop))
-            found += (Peeked(message.offset, "stored", message) for message in messages)
+            peeked += (Peeked(message.offset, "stored", message) for message in messages)
         missing += count_missing(fetched, at, min(fetched.next_offset, head))
         if fetched.next_offset <= at:
             break  # nothing more exists
         at = fetched.next_offset
-    return Peek(found, first, min(max(at, first), head), head, False, {}, missing)
+    return Peek(peeked, first, min(max(at, first), head), head, False, {}, missing)
 
 
 def look_at_channel(topic: str, channel: str, data: ChannelLook, count: int) -> Asking[Peek]:
     """Read the messages that belong to the broker's reply about a channel."""
     held = yield from _held(topic, data["held"])
     new, looked_to, missing = yield from _new(topic, channel, data, count)
-    found = sorted(
+    peeked = sorted(
         (*held, *new),
-        key=lambda one: (
-            not one.is_blocker,
-            -one.blocks if one.is_blocker else 0,
-            STATES.index(one.state) if one.state in STATES else len(STATES),
+        key=lambda message: (
+            not message.is_blocker,
+            -message.blocks if message.is_blocker else 0,
+            STATES.index(message.state) if message.state in STATES else len(STATES),
         ),
     )
     counts = dict(data["counts"])
     place = (data["next_offset"], looked_to, data["head"])
-    return Peek(found, *place, data["paused"], counts, missing)
+    return Peek(peeked, *place, data["paused"], counts, missing)
 
 
 def _held(topic: str, rows: Sequence[HeldRow]) -> Asking[list[Peeked]]:
-    found: list[Peeked] = []
+    peeked: list[Peeked] = []
     fetched: Fetched | None = None
     for row in rows:
         facts = (
@@ -173,8 +173,8 @@ def _held(topic: str, rows: Sequence[HeldRow]) -> Asking[list[Peeked]]:
                 block.first_offset <= offset < block.next_offset for block in fetched.blocks
             ):
                 fetched = yield from reading.read(offset, ONE_BLOCK)
-            found.append(Peeked(offset, row["state"], _message(topic, offset, fetched), *facts))
-    return found
+            peeked.append(Peeked(offset, row["state"], _message(topic, offset, fetched), *facts))
+    return peeked
 
 
 def _message(topic: str, offset: int, fetched: Fetched) -> StoredMessage | None:
@@ -190,22 +190,22 @@ def _new(
     """Return the next messages that were never delivered, the end of the search, and how many
     messages before it cannot be read.
     """
-    found: list[Peeked] = []
+    peeked: list[Peeked] = []
     at, head, size, missing = max(data["next_offset"], data["start"]), data["head"], 0, 0
-    while at < head and len(found) < count and size < LOOK_BYTES_MAX:
+    while at < head and len(peeked) < count and size < LOOK_BYTES_MAX:
         fetched = yield from reading.read(at, READ_BYTES if size else ONE_BLOCK)
         for block in fetched.blocks:
             size += block.length
             for index in _wanted(block, channel, data):
                 offset = block.first_offset + index
-                if at <= offset < head and len(found) < count:
-                    found.append(Peeked(offset, "new", message_at(topic, block, index)))
-        end = found[-1].offset + 1 if len(found) >= count else min(fetched.next_offset, head)
+                if at <= offset < head and len(peeked) < count:
+                    peeked.append(Peeked(offset, "new", message_at(topic, block, index)))
+        end = peeked[-1].offset + 1 if len(peeked) >= count else min(fetched.next_offset, head)
         missing += count_missing(fetched, at, end)
         if fetched.next_offset <= at:
             break
         at = fetched.next_offset
-    return found, found[-1].offset + 1 if len(found) >= count else min(at, head), missing
+    return peeked, peeked[-1].offset + 1 if len(peeked) >= count else min(at, head), missing
 
 
 def _wanted(block: Block, channel: str, data: ChannelLook) -> list[int]:

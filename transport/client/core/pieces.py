@@ -16,9 +16,9 @@ def rows_of(block: Block, indexes: Sequence[int]) -> Block:
         for column in (block.key, block.tag, block.headers)
     )
     times = block.times
-    own = None if times is None else [times[index] for index in indexes]
-    made = pack(bodies, keys=keys, tags=tags, headers=headers, times=own, limits=LARGEST)
-    return with_address(made, headers)
+    row_times = None if times is None else [times[index] for index in indexes]
+    piece = pack(bodies, keys=keys, tags=tags, headers=headers, times=row_times, limits=LARGEST)
+    return with_address(piece, headers)
 
 
 def halves(count: int) -> tuple[range, range]:

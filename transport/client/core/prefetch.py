@@ -114,9 +114,9 @@ class Prefetch:
         filled = tuple(self._filled)
         waiting = len(self.messages)
         for delivery in reversed(filled):
-            here = min(waiting, delivery.kept)
-            waiting -= here
-            delivery.take(delivery.kept - here)
+            kept = min(waiting, delivery.kept)
+            waiting -= kept
+            delivery.take(delivery.kept - kept)
         while self._filled and self._filled[0].taken >= self._filled[0].kept:
             self._filled.popleft()
 
@@ -124,7 +124,7 @@ class Prefetch:
         self, session: ConsumerSession, count: int
     ) -> list[tuple[LeasedBlock, list[int]]]:
         """Remove up to `count` messages of this session, the last ones first, and return them."""
-        found: dict[int, tuple[LeasedBlock, list[int]]] = {}
+        returned: dict[int, tuple[LeasedBlock, list[int]]] = {}
         others: list[Any] = []
         with self._lock:
             while count > 0:
@@ -137,7 +137,7 @@ class Prefetch:
                     others.append(message)
                     continue
                 delivery.kept -= 1
-                found.setdefault(delivery.token, (delivery, []))[1].append(message._index)
+                returned.setdefault(delivery.token, (delivery, []))[1].append(message._index)
                 count -= 1
             self.messages.extend(reversed(others))
-        return list(found.values())
+        return list(returned.values())

@@ -122,10 +122,10 @@ def read_on(topic: str, offset: int, bytes_max: int, on_data_loss: OnDataLoss) -
     that one is not missing.
     """
     offset = whole("offset", offset)
-    found = yield from read(offset, bytes_max)
+    batch = yield from read(offset, bytes_max)
     if on_data_loss == "ignore":
-        return found
-    for missing in missing_in(found, offset or found.start, found.next_offset):
+        return batch
+    for missing in missing_in(batch, offset or batch.start, batch.next_offset):
         if on_data_loss == "fail":
             advice = (
                 f"To leave them out, read on from offset {missing.stop}, or choose another value "
@@ -133,26 +133,26 @@ def read_on(topic: str, offset: int, bytes_max: int, on_data_loss: OnDataLoss) -
             )
             raise DataLoss(E_DATA_LOSS, f"{missing.text(topic)}. {advice}")
         log.warning("%s", missing.text(topic))
-    return found
+    return batch
 
 
 def head() -> Asking[tuple[int, int]]:
-    found = fetched((yield fetch(END, 1)))
-    return found.start, found.head
+    batch = fetched((yield fetch(END, 1)))
+    return batch.start, batch.head
 
 
 def offset_at(time_ns: int) -> Asking[int]:
-    found: Ends = yield from ask(
+    reply: Ends = yield from ask(
         Question(lambda number: OffsetAt(number, min(max(whole("time_ns", time_ns), -END), END)))
     )
-    return found["offset"]
+    return reply["offset"]
 
 
 def archive() -> Asking[Archive | None]:
     # The offset is not used. This question is the one that is answered without a search.
-    found: Place = yield from ask(Question(lambda number: OffsetAt(number, 0, 1)))
-    told = found.get("archive")
-    return None if told is None else Archive(told["url"], told["end"])
+    place: Place = yield from ask(Question(lambda number: OffsetAt(number, 0, 1)))
+    archived = place.get("archive")
+    return None if archived is None else Archive(archived["url"], archived["end"])
 
 
 def newest(count: int) -> Asking[int]:
@@ -161,8 +161,8 @@ def newest(count: int) -> Asking[int]:
         raise UsageError(
             E_BAD_ARGUMENT, f"the number of newest messages must be 1 to {NEWEST_MAX}, not {count}"
         )
-    found: Ends = yield from ask(Question(lambda number: OffsetAt(number, 0, count)))
-    return found["offset"]
+    reply: Ends = yield from ask(Question(lambda number: OffsetAt(number, 0, count)))
+    return reply["offset"]
 
 
 def message(topic: str, offset: int) -> Asking[StoredMessage]:
@@ -178,7 +178,5 @@ def measure(start: int, end: int, bytes_max: int) -> Asking[Measured]:
             "at least 1"
         )
         raise UsageError(E_BAD_ARGUMENT, f"{text}, not {start}, {end} and {bytes_max}")
-    found: Size = yield from ask(Question(lambda number: Measure(number, start, end, bytes_max)))
-    return Measured(
-        found["bytes"], found["offset"], found["start"], found["head"], found["messages"]
-    )
+    size: Size = yield from ask(Question(lambda number: Measure(number, start, end, bytes_max)))
+    return Measured(size["bytes"], size["offset"], size["start"], size["head"], size["messages"])

@@ -150,12 +150,13 @@ class Redrive:
 
     def _route(self, letter: Letter) -> LetterRoute | None:
         headers = letter.headers
-        said = [
-            headers.get(name) for name in (dead_letter.TOPIC, dead_letter.UUID, dead_letter.CHANNEL)
+        names = [
+            headers.get(header)
+            for header in (dead_letter.TOPIC, dead_letter.UUID, dead_letter.CHANNEL)
         ]
-        if not all(isinstance(one, str) for one in said):
+        if not all(isinstance(name, str) for name in names):
             return None
-        origin = Origin(*map(str, said))
+        origin = Origin(*map(str, names))
         if self._to is not None:
             return LetterRoute(ChannelName(self._to, self._channel), origin, True)
         return LetterRoute(

@@ -84,9 +84,9 @@ class StageEngine(Engine):
             self.link.start(now_ns)
             return
         self.turns += 1  # this shows the keeper thread that the engine was turned
-        asked = self.pump(now_ns)
+        sealing = self.pump(now_ns)
         if (
-            asked
+            sealing
             or session.window.out_bytes * 2 > session.credit_bytes
             or now_ns - self._looked_ns > LOOK_NS
         ):

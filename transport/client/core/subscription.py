@@ -187,14 +187,14 @@ class Leg:
         if self._compared or not isinstance(settings, dict):
             return
         self._compared = True
-        asked = [
+        wanted = [
             (row.name, self.target.settings.get(row.name))
             for row in CHANNEL
             if row.name in settings and not row.fixed
         ]
         differ = [
             f"{name} {settings[name]!r}, not {value!r}"
-            for name, value in asked
+            for name, value in wanted
             if value is not None and settings[name] != value
         ]
         if differ:
@@ -513,8 +513,8 @@ class ConsumerEngine(Engine):
 
     def _leg_of(self, delivery: LeasedBlock) -> Leg:
         """Return the leg on which this delivery arrived, or one that cannot answer it."""
-        found = (leg for leg in self.legs if leg.session is delivery.session)
-        return next(found, self._whole)
+        legs = (leg for leg in self.legs if leg.session is delivery.session)
+        return next(legs, self._whole)
 
     # For waiting callers
 
@@ -554,7 +554,9 @@ class ConsumerEngine(Engine):
 
     def _full(self) -> ZsqError | None:
         refusals = [leg.link.refusal for leg in self.legs]
-        return next((one for one in refusals if one is not None and one.code == E_LIMIT), None)
+        return next(
+            (error for error in refusals if error is not None and error.code == E_LIMIT), None
+        )
 
     def news(self, was_up: int) -> bool:
         """Return True if a caller that waits for a delivery must check again."""
@@ -741,7 +743,7 @@ class ConsumerEngine(Engine):
             self.tell(time.monotonic_ns())
             yield (lambda: all(confirm.done for confirm in confirms), deadline_ns)
             # This includes finishes that were lost since the last flush. Nothing else reports them.
-            if missed := sum(one.take_missed() + one.unconfirmed for one in sessions):
+            if missed := sum(session.take_missed() + session.unconfirmed for session in sessions):
                 text = (
                     "%s: consumer closed, but %d finishes were not confirmed or arrived too "
                     "late; those messages may be delivered again"

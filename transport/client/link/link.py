@@ -21,8 +21,8 @@ was up first returns to the same address, because only one process of the broker
 the broker answers with `Spread`, the link goes to the broker that has the part (`wire/spread.py`).
 
 `LINK_TABLE` (`link_table.py`) is the machine, and `Link` carries its actions out. What a link has
-only for a time is an object of its own: an `Attempt`, a `LinkConnection` while there is a socket, and a
-`Watch` while the link is up. The peer (`Peer`) defines the protocol of the link.
+only for a time is an object of its own: an `Attempt`, a `LinkConnection` while there is a socket,
+and a `Watch` while the link is up. The peer (`Peer`) defines the protocol of the link.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Places:
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
         self._gateway: Address | None = None
-        self._asked: Resolution | None = None
-        self._left: list[str] = []
+        self._resolution: Resolution | None = None
+        self._untried: list[str] = []
         self._good = ""  # the place over which the broker was reached last
         self.host = ""
         self.several = False
@@ -43,16 +43,16 @@ class Places:
     def begin(self, gateway: Address) -> None:
         """Begin an attempt at this gateway: at its next place, or after a new resolution."""
         if gateway != self._gateway:
-            self._gateway, self._left, self._good = gateway, [], ""
-        self._asked = None
-        if self._left:
+            self._gateway, self._untried, self._good = gateway, [], ""
+        self._resolution = None
+        if self._untried:
             return
         host, _ = gateway.place()
         self.several = False
         if is_numeric(host):
-            self._left = [host]
+            self._untried = [host]
         else:
-            self._asked = self._resolver.ask(host)
+            self._resolution = self._resolver.ask(host)
 
     def take(self) -> str | None:
         """Return the next endpoint, or None while the name is being resolved.
@@ -60,26 +60,26 @@ class Places:
         Raises `NotResolved`, or `NotAccepted`.
         """
         assert self._gateway is not None
-        if self._asked is not None:
-            if not self._asked.done:
+        if self._resolution is not None:
+            if not self._resolution.done:
                 return None
-            found = self._asked.addresses()
-            self._asked = None
-            self._left = sorted(found, key=lambda host: host != self._good)
+            hosts = self._resolution.addresses()
+            self._resolution = None
+            self._untried = sorted(hosts, key=lambda host: host != self._good)
         gateway = self._gateway
-        accepted = [host for host in self._left if space_of(host) >= gateway.least]
+        accepted = [host for host in self._untried if space_of(host) >= gateway.least]
         if not accepted:
-            raise NotAccepted(gateway, self._left)
+            raise NotAccepted(gateway, self._untried)
         self.several = self.several or len(accepted) > 1
-        self.host, *self._left = accepted
+        self.host, *self._untried = accepted
         return tcp_endpoint(self.host, self._gateway.place()[1])
 
     @property
     def more(self) -> bool:
         """True if the name has another address, which was not tried yet."""
-        return bool(self._left)
+        return bool(self._untried)
 
     def reached(self) -> None:
         """Note that the present place leads to the broker. The next attempt begins anew with it."""
         self._good = self.host
-        self._left.clear()
+        self._untried.clear()

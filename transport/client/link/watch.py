@@ -1,4 +1,4 @@
-"""Watch: decides when a link that is up sends a heartbeat, and when it is silent. Pure.
+"""Watch: decides when a link that is up sends a heartbeat, and when it is silent. No I/O.
 
 A heartbeat is due when one side was silent for an interval, and when an answer is late. A link is
 dead when nothing arrived for two intervals, and less than `MOVED_BYTES_MIN` of a large frame moved.

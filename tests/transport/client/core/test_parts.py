@@ -224,12 +224,14 @@ def test_new_parts_are_used_after_they_are_known(
     starts: list[int] = []
     monkeypatch.setattr(lane.link, "start", starts.append)
     assert lane.parts is not None
-    lane.parts._ask_ns = 5
     lane.push(PendingBlock(pack([b"x"])), 4)
-    assert starts == []
+    assert starts == [], "the parts are known"
+    lane.parts.ask_soon()
     lane.push(PendingBlock(pack([b"x"])), 5)
     lane.push(PendingBlock(pack([b"x"])), 5 + PARTS_ASKED_NS - 1)
     assert starts == [5], "once a minute"
+    lane.push(PendingBlock(pack([b"x"])), 5 + PARTS_ASKED_NS)
+    assert starts == [5, 5 + PARTS_ASKED_NS]
     spread_out(engine, 8)
     for _ in range(8):
         lane.push(PendingBlock(pack([b"x"])), 6)
@@ -324,13 +326,15 @@ def test_a_closed_part_gets_no_messages(engine: ProducerEngine) -> None:
 
 
 def test_a_part_that_refuses_because_it_is_closed_is_asked_about_at_once(
-    engine: ProducerEngine,
+    engine: ProducerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = spread_out(engine, 2)
-    assert lane.parts is not None
+    starts: list[int] = []
+    monkeypatch.setattr(lane.link, "start", starts.append)
     engine.lanes["t#1"].session.add(PendingBlock(pack([b"x"])))
     engine.lanes["t#1"].on_refused(Refused(E_CLOSED, "closed"))
-    assert lane.parts._ask_ns == 0
+    lane.push(PendingBlock(pack([b"x"])), 7)
+    assert starts == [7]
 
 
 def test_a_publish_fails_when_all_parts_are_closed(engine: ProducerEngine) -> None:
