@@ -57,7 +57,7 @@ PACE_STEP_S: Final = 0.05
 Advance = Callable[[int], None]
 
 
-class Pace:
+class CopyPace:
     """Limits copying to `bytes_s` bytes a second by waiting. 0 means no limit."""
 
     def __init__(self, bytes_s: int, advance: Advance) -> None:
@@ -79,10 +79,10 @@ class _Storages(Admin):
     """Sends backup requests to the storage of each topic."""
 
     def part(self, topic: str, do: str, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._carry_out(
+        part: dict[str, Any] = self._carry_out(
             manage("backup", topic, None, {"do": do, "id": name}, repeatable=False)
         )
-        return found
+        return part
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ def back_up(files: Files, plan: BackupPlan) -> Manifest:
             manifest = _copy(
                 files,
                 plan,
-                Writer(files, f"{partial}/{DATA_NAME}", Pace(plan.bytes_s, plan.advance), base),
+                Writer(files, f"{partial}/{DATA_NAME}", CopyPace(plan.bytes_s, plan.advance), base),
             )
             files.write_file(f"{partial}/{MANIFEST_NAME}", format_.encode_manifest(manifest))
             files.sync_folder(partial)
@@ -354,9 +354,11 @@ class _Running(_Copying):
         self._taken[name] = row, answer if do == "log" else None
 
     def _is_there(self, name: str, row: TopicRow) -> bool:
-        found = self.registry().topics.get(name)
+        present = self.registry().topics.get(name)
         return (
-            found is not None and found.uuid == row.uuid and found.state not in ("deleting", *AWAY)
+            present is not None
+            and present.uuid == row.uuid
+            and present.state not in ("deleting", *AWAY)
         )
 
     def _copy_topic(self, name: str, row: TopicRow, taken: dict[str, Any]) -> None:
@@ -420,8 +422,8 @@ def restore(
     with new_data_dir(files, data_dir) as partial:
         writer = Writer(files, partial, advance)
         for row in manifest.files:
-            found = writer.copy(f"{backup}/{DATA_NAME}/{row.path}", row.path, cold=True)
-            if (found.bytes, found.crc) != (row.bytes, row.crc):
+            copied = writer.copy(f"{backup}/{DATA_NAME}/{row.path}", row.path, cold=True)
+            if (copied.bytes, copied.crc) != (row.bytes, row.crc):
                 text = f"{backup} is damaged: {row.path} does not match the manifest"
                 raise ZsqError(E_CHECKSUM, f"{text}; `zsq restore --check` lists all damaged files")
         _give_uuid(files, partial, writer)

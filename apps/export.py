@@ -210,18 +210,18 @@ class _Log:
 
 def missing(have: Iterable[Span], start: int, stop: int) -> list[Span]:
     """Return the parts of the range from `start` to `stop` that no span of `have` covers."""
-    found = []
-    for one in sorted(have):
-        if one.stop <= start:
+    gaps = []
+    for span in sorted(have):
+        if span.stop <= start:
             continue
-        if one.start >= stop:
+        if span.start >= stop:
             break
-        if one.start > start:
-            found.append(Span(start, one.start))
-        start = one.stop
+        if span.start > start:
+            gaps.append(Span(start, span.start))
+        start = span.stop
     if start < stop:
-        found.append(Span(start, stop))
-    return found
+        gaps.append(Span(start, stop))
+    return gaps
 
 
 # One file
@@ -331,12 +331,12 @@ def _to_file(
 def files_of(folder: Path, name: str) -> dict[Span, Path]:
     """Return the finished files of a log in a directory, by the offsets that they hold."""
     pattern = re.compile(re.escape(_stem(name)) + r"-(\d{16,})-(\d{16,})\.parquet")
-    found = {}
+    files = {}
     for path in folder.glob("date=*/hour=*/*.parquet"):
         match = pattern.fullmatch(path.name)
         if match is not None:
-            found[Span(int(match[1]), int(match[2]))] = path
-    return found
+            files[Span(int(match[1]), int(match[2]))] = path
+    return files
 
 
 def _stem(name: str) -> str:
@@ -353,11 +353,11 @@ def _check_same_topic(log: _Log, files: dict[Span, Path]) -> None:
         return
     newest = files[max(files)]
     known = pq.read_metadata(newest).metadata or {}
-    there = (known.get(b"zsq.topic", b"").decode(), known.get(b"zsq.uuid", b"").decode())
-    if there != (log.name, log.uuid):
+    written = (known.get(b"zsq.topic", b"").decode(), known.get(b"zsq.uuid", b"").decode())
+    if written != (log.name, log.uuid):
         text = (
-            f"{newest} is of topic {there[0]} with uuid {there[1]}, not of {log.name} with uuid "
-            f"{log.uuid}: the topic was deleted and created again, or is at another broker"
+            f"{newest} is of topic {written[0]} with uuid {written[1]}, not of {log.name} with "
+            f"uuid {log.uuid}: the topic was deleted and created again, or is at another broker"
         )
         raise UsageError(E_EXISTS, f"{text}. Export to another directory")
 
@@ -369,7 +369,7 @@ def _to_directory(
     log = _Log(plan, name, several)
     files = files_of(plan.to, name)
     _check_same_topic(log, files)
-    end = max((one.stop for one in files), default=log.oldest)
+    end = max((written.stop for written in files), default=log.oldest)
     report.ends[name] = end
     for span in missing(files, end if log.start is None else log.start, log.stop):
         for path, messages in _write_span(log, span, report, advance):

@@ -77,7 +77,7 @@ def append(
     """
     _check_installed("pyiceberg")
     report = Appended()
-    columns = [one.name for one in table.schema().fields]
+    columns = [field.name for field in table.schema().fields]
     for name in logs_of(topic, url, timeout):
         with Reader(name, url=url, timeout=timeout, patient=True) as reader:
             _append_log(table, reader, columns, bytes_max, skip_lost, report)
@@ -137,9 +137,9 @@ def _chunks(
     yield rows.select(columns), head
 
 
-def _property(log: str, what: str) -> str:
+def _property(log: str, fact: str) -> str:
     topic, part = part_of(log) or (log, None)
-    return f"zsq.{topic}.{what}" if part is None else f"zsq.{topic}.part-{part}.{what}"
+    return f"zsq.{topic}.{fact}" if part is None else f"zsq.{topic}.part-{part}.{fact}"
 
 
 def _next_offset(table: Any, log: str, uuid: str, oldest: int) -> int:
@@ -163,10 +163,15 @@ def _commit(table: Any, log: str, uuid: str, data: pyarrow.Table, start: int, st
         # Only this copy in memory is changed: a commit sends nothing but its own updates.
         table.metadata.properties[_RETRIES] = "0"
         moved = {_property(log, "next-offset"): str(stop), _property(log, "uuid"): uuid}
-        said = {"zsq.topic": log, "zsq.uuid": uuid, "zsq.start": str(start), "zsq.end": str(stop)}
+        properties = {
+            "zsq.topic": log,
+            "zsq.uuid": uuid,
+            "zsq.start": str(start),
+            "zsq.end": str(stop),
+        }
         try:
             with table.transaction() as transaction:
-                transaction.append(data, snapshot_properties=said)
+                transaction.append(data, snapshot_properties=properties)
                 transaction.set_properties(moved)
         except CommitFailedException:
             table.refresh()

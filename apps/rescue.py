@@ -35,19 +35,22 @@ from ..storage.bucket.shipping.rescue_file import (
 from ..storage.bucket.shipping.set_aside import PUBLISHED
 from ..storage.errors import Damaged
 from ..storage.files import Files
-from ..storage.log.log_format import TEMPORARY_SUFFIX
 from ..transport.block.block import Block
 from ..transport.client.blocking.drive import Drive
 from ..transport.client.blocking.stage_writer import StageCommitter, StageWriter
-from ..transport.client.core.lane import Lane, ProducerEngine, pack_many
+from ..transport.client.core.lane import Lane
+from ..transport.client.core.packing import pack_many
+from ..transport.client.core.producer_engine import ProducerEngine
 from ..transport.client.core.producer_session import (
     UNKNOWN_OFFSET,
     PendingBlock,
     ProducerEvent,
     ProducerSession,
 )
-from ..transport.client.link.link import Link, Steps, until_ns
+from ..transport.client.link.engine import Steps
+from ..transport.client.link.link import Link
 from ..transport.client.link.reaction import Reaction
+from ..transport.client.link.timeouts import deadline_of
 from ..transport.errors import (
     E_BAD_ARGUMENT,
     E_NOT_FOUND,
@@ -113,8 +116,8 @@ def publish(files: Files, path: str, plan: PublishPlan) -> PublishedFile:
 
     Raises `ZsqError`, `StorageError` or `OSError`. It may be repeated then.
     """
-    found = check_rescue(files, path)
-    state = _decide(files, path, found.head, plan)
+    rescue = check_rescue(files, path)
+    state = _decide(files, path, rescue.head, plan)
     done = PublishedFile(path, state.topic)
     is_published = path.endswith(PUBLISHED)
     for number, (facts, messages) in enumerate(rescued_blocks(files, path)):
@@ -126,11 +129,11 @@ def publish(files: Files, path: str, plan: PublishPlan) -> PublishedFile:
     parts += [UNCERTAIN] if plan.with_uncertain else []
     for part in parts:
         now = _chosen(files, path, state, part, is_delayed=False)
-        blocks = _packed(one for block in now for one in block.messages)
-        done.messages += _stage(found.head, part, state.topic, blocks, plan)
+        blocks = _packed(entry for block in now for entry in block.messages)
+        done.messages += _stage(rescue.head, part, state.topic, blocks, plan)
         later = _chosen(files, path, state, part, is_delayed=True)
-        rows = ((block.facts.due_ns, one) for block in later for one in _packed(block.messages))
-        done.delayed += _publish_delayed(found.head, part, state.topic, rows, plan)
+        rows = ((block.facts.due_ns, entry) for block in later for entry in _packed(block.messages))
+        done.delayed += _publish_delayed(rescue.head, part, state.topic, rows, plan)
     if not is_published:
         done.path = path + PUBLISHED
         files.rename(path, done.path)
@@ -174,13 +177,8 @@ def _decide(files: Files, path: str, head: RescueHead, plan: PublishPlan) -> _St
         for number, (facts, _) in enumerate(rescued_blocks(files, path))
         if facts.producer and facts.sequence < expected.get(facts.producer, 0)
     )
-    temporary = name + TEMPORARY_SUFFIX
-    if files.exists(temporary):
-        files.remove(temporary)
     row = {"zsq": "publishing", "version": 1, "topic": topic, "known": sorted(known)}
-    files.write_file(temporary, json.dumps(row).encode() + b"\n")
-    files.rename(temporary, name)
-    files.sync_folder(name.rpartition("/")[0] or ".")
+    files.replace_file(name, json.dumps(row).encode() + b"\n")
     return _State(topic, known)
 
 
@@ -248,20 +246,20 @@ class _FixedLane(Lane):
 
 def _expected(plan: PublishPlan, topic: str, producers: Collection[int]) -> dict[int, int]:
     """Return the sequence that the topic expects next from each producer."""
-    found: dict[int, int] = {}
+    sequences: dict[int, int] = {}
     for producer_id in sorted(producers):
         engine = _engine(plan)
         lane = engine.lanes[topic] = _FixedLane(engine, topic, producer_id, create=False)
         drive = Drive(engine)
         try:
-            found[producer_id] = drive.carry_out(_ask(engine, lane, plan.timeout))
+            sequences[producer_id] = drive.carry_out(_ask(engine, lane, plan.timeout))
         except ZsqError as error:
             if error.code != E_NOT_FOUND:
                 raise
             return {}  # there is no such topic
         finally:
             _close(drive)
-    return found
+    return sequences
 
 
 def _engine(plan: PublishPlan) -> ProducerEngine:
@@ -278,7 +276,7 @@ def _ask(engine: ProducerEngine, lane: _FixedLane, timeout: float) -> Steps[int]
     lane.asked += 1
     lane.link.start(time.monotonic_ns())
     session = lane.session
-    met = yield (lambda: session.expected >= 0 or lane.refused is not None, until_ns(timeout))
+    met = yield (lambda: session.expected >= 0 or lane.refused is not None, deadline_of(timeout))
     lane.asked -= 1
     if lane.refused is not None:
         raise lane.refused
@@ -305,13 +303,13 @@ def _packed(messages: Iterable[RescuedMessage]) -> Iterator[Block]:
 
 
 def _blocks(batch: Sequence[RescuedMessage]) -> Iterator[Block]:
-    keys = [one.key for one in batch]
-    tags = [one.tag for one in batch]
-    headers = [one.headers for one in batch]
+    keys = [entry.key for entry in batch]
+    tags = [entry.tag for entry in batch]
+    headers = [entry.headers for entry in batch]
     return pack_many(
-        [one.body for one in batch],
-        keys if any(one is not None for one in keys) else None,
-        tags if any(one is not None for one in tags) else None,
+        [entry.body for entry in batch],
+        keys if any(entry is not None for entry in keys) else None,
+        tags if any(entry is not None for entry in tags) else None,
         headers if any(headers) else None,
     )
 

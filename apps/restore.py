@@ -87,17 +87,19 @@ def restore(files: Files, plan: RestorePlan, data_dir: Path) -> RestoredBroker:
     `OSError`.
     """
     with new_data_dir(files, data_dir) as partial:
-        found = _attempt(files, plan, partial, check=False)
-        bad = [topic for topic in found.topics if topic.problems]
+        restored = _attempt(files, plan, partial, check=False)
+        bad = [topic for topic in restored.topics if topic.problems]
         if bad:
-            told = [f"topic {topic.name}: {'; '.join(topic.problems)}" for topic in bad]
-            more = f"; and {len(told) - PROBLEMS_SHOWN} more" if told[PROBLEMS_SHOWN:] else ""
+            problems = [f"topic {topic.name}: {'; '.join(topic.problems)}" for topic in bad]
+            more = (
+                f"; and {len(problems) - PROBLEMS_SHOWN} more" if problems[PROBLEMS_SHOWN:] else ""
+            )
             raise ZsqError(
                 E_CHECKSUM,
-                f"{plan.url} is damaged: {'; '.join(told[:PROBLEMS_SHOWN])}{more}. To restore the "
-                "rest, leave these topics out with --without TOPIC",
+                f"{plan.url} is damaged: {'; '.join(problems[:PROBLEMS_SHOWN])}{more}. To restore "
+                "the rest, leave these topics out with --without TOPIC",
             )
-    return found
+    return restored
 
 
 def check(files: Files, plan: RestorePlan) -> RestoredBroker:
@@ -117,11 +119,11 @@ def _attempt(files: Files, plan: RestorePlan, partial: str, *, check: bool) -> R
         bucket = CountedBucket(files, open_bucket(parse_bucket_url(plan.url)))
         for attempt in range(ATTEMPTS_MAX):
             try:
-                found = _Restore(files, bucket, plan, partial, check).run()
+                restored = _Restore(files, bucket, plan, partial, check).run()
                 counts = bucket.counts
-                found.received_bytes = counts.received_bytes
-                found.requests = counts.read_requests
-                return found
+                restored.received_bytes = counts.received_bytes
+                restored.requests = counts.read_requests
+                return restored
             except LogMoved:
                 if attempt + 1 == ATTEMPTS_MAX:
                     raise
@@ -170,13 +172,13 @@ class _Restore:
 
     def _restore(self, reader: TickReader) -> RestoredBroker:
         index = reader.last.index
-        found = RestoredBroker(str(self._bucket.url), index.number, index.time_ns, reader.is_end)
-        self._check_claim(index.archive, found)
+        restored = RestoredBroker(str(self._bucket.url), index.number, index.time_ns, reader.is_end)
+        self._check_claim(index.archive, restored)
         name = f"{self._bucket.url}/{log_object(index.registry_number)}"
         content = decode(reader.registry(), name)
-        self._choose(content, reader, found)
+        self._choose(content, reader, restored)
         content.bucket = index.archive
-        if not found.may_continue:
+        if not restored.may_continue:
             content.uuid = uuid.uuid4().hex  # it reads the archive, and writes nothing there
         self._files.make_folder(f"{self._partial}/topics")
         targets = {
@@ -186,7 +188,7 @@ class _Restore:
             )
             for name, row in sorted(content.topics.items())
         }
-        found.topics = restore_topics(
+        restored.topics = restore_topics(
             self._files, self._bucket, reader, targets, eager=self._plan.eager, check=self._check,
             advance=self._plan.advance,
         )  # fmt: skip
@@ -195,22 +197,22 @@ class _Restore:
         self._files.write_file(f"{self._partial}/{REGISTRY_NAME}", encode(content))
         self._files.sync_folder(f"{self._partial}/topics")
         self._files.sync_folder(self._partial)
-        return found
+        return restored
 
-    def _check_claim(self, archive: str, found: RestoredBroker) -> None:
+    def _check_claim(self, archive: str, restored: RestoredBroker) -> None:
         """Note it if the prefix does not say to whom it belongs. The restore needs only the log."""
         name = f"{self._bucket.url}/{BROKER_NAME}"
         claim: Claim | None = None
         with contextlib.suppress(ObjectMissing):
             claim = decode_claim(self._bucket.read(BROKER_NAME))
         if claim is None:
-            found.problems.append(f"{name} is missing: a broker cannot archive to this prefix")
+            restored.problems.append(f"{name} is missing: a broker cannot archive to this prefix")
         elif claim.archive != archive:
-            found.problems.append(
+            restored.problems.append(
                 f"{name} names archive {claim.archive}, but the log belongs to {archive}"
             )
 
-    def _choose(self, content: Content, reader: TickReader, found: RestoredBroker) -> None:
+    def _choose(self, content: Content, reader: TickReader, restored: RestoredBroker) -> None:
         """Keep the topics that can be restored."""
         for name in self._plan.without:
             if name not in content.topics:
@@ -223,13 +225,13 @@ class _Restore:
         for name, row in content.topics.items():
             shipped = reader.topics.get(row.uuid)
             if name in self._plan.without:
-                found.left_out[name] = "left out by --without"
+                restored.left_out[name] = "left out by --without"
             elif row.retention.get("archive") == "off":
-                found.left_out[name] = "it is kept only on the disk (--archive off)"
+                restored.left_out[name] = "it is kept only on the disk (--archive off)"
             elif row.state == "deleting":
-                found.left_out[name] = "it was being deleted"
+                restored.left_out[name] = "it was being deleted"
             elif shipped is None or shipped.begins < 0:
-                found.left_out[name] = NOT_SHIPPED
+                restored.left_out[name] = NOT_SHIPPED
             else:
                 row.state = GIVEN if row.state == GIVEN else "live"
                 kept[name] = row

@@ -157,21 +157,21 @@ class Picture:
         self._topic_fields: Sequence[str] = ()
         self._channel_fields: Sequence[str] = ()
 
-    def take(self, told: OverviewAnswer) -> None:
-        if told["whole"]:
+    def take(self, overview: OverviewAnswer) -> None:
+        if overview["whole"]:
             self._topics = {}
             self._topic_fields, self._channel_fields = (
-                told.get("topic_fields", ()),
-                told.get("channel_fields", ()),
+                overview.get("topic_fields", ()),
+                overview.get("channel_fields", ()),
             )
-        for name, (row, channels) in told["topics"].items():
+        for name, (row, channels) in overview["topics"].items():
             before, others = self._topics.get(name, ((), {}))
             self._topics[name] = row or before, {**others, **channels}
-        self.version, self.broker = told["version"], told["broker"]
-        self._processes = told.get("processes", self._processes)
+        self.version, self.broker = overview["version"], overview["broker"]
+        self._processes = overview.get("processes", self._processes)
 
-    def take_cluster(self, told: Report) -> None:
-        self._cluster = told
+    def take_cluster(self, report: Report) -> None:
+        self._cluster = report
 
     @property
     def waits(self) -> bool:
@@ -183,15 +183,15 @@ class Picture:
     ) -> list[Row]:
         """Return the rows of a view. `used` has processor share and memory by pid, where known."""
         if view == "processes":
-            return [self._process(one, used or {}) for one in self._processes]
+            return [self._process(each, used or {}) for each in self._processes]
         if view in CLUSTER_VIEWS:
-            found = self._cluster
-            if found is None:
+            report = self._cluster
+            if report is None:
                 return []
             if view == "parts":
-                return [_parts(one) for one in found["topics"]]
-            width = len(str(max((one["number"] for one in found["brokers"]), default=0)))
-            return [_broker(one, width) for one in found["brokers"]]
+                return [_parts(each) for each in report["topics"]]
+            width = len(str(max((each["number"] for each in report["brokers"]), default=0)))
+            return [_broker(each, width) for each in report["brokers"]]
         if view == "topics":
             return [
                 self._topic(name, row, channels, now_ns)
@@ -206,32 +206,32 @@ class Picture:
     def _topic(
         self, name: str, row: OverviewRow, channels: Mapping[str, OverviewRow], now_ns: int
     ) -> Row:
-        found = dict(zip(self._topic_fields, row, strict=True))
-        said = [] if found["state"] == "up" else [str(found["state"])]
-        said += [f"closed to {found['closed']}"] * bool(found["closed"]) + ["paused"] * found[
+        values = dict(zip(self._topic_fields, row, strict=True))
+        remarks = [] if values["state"] == "up" else [str(values["state"])]
+        remarks += [f"closed to {values['closed']}"] * bool(values["closed"]) + ["paused"] * values[
             "paused"
         ]
-        said += [] if found["health"] == "OK" else [str(found["health"])]
-        return found | {
+        remarks += [] if values["health"] == "OK" else [str(values["health"])]
+        return values | {
             "topic": name,
             "channels": len(channels),
-            "age_s": _age(found["oldest_ns"], now_ns),
-            "said": ", ".join(said),
+            "age_s": _age(values["oldest_ns"], now_ns),
+            "said": ", ".join(remarks),
         }
 
     def _channel(self, topic: str, name: str, row: OverviewRow, now_ns: int) -> Row:
-        found = dict(zip(self._channel_fields, row, strict=True))
-        said = ["paused"] * found["paused"] + (
-            [] if found["health"] == "OK" else [str(found["health"])]
+        values = dict(zip(self._channel_fields, row, strict=True))
+        remarks = ["paused"] * values["paused"] + (
+            [] if values["health"] == "OK" else [str(values["health"])]
         )
-        ages = {"age_s": _age(found["oldest_ns"], now_ns), "p99_s": found["p99_ns"] / NS}
-        return found | ages | {"topic": topic, "channel": name, "said": ", ".join(said)}
+        ages = {"age_s": _age(values["oldest_ns"], now_ns), "p99_s": values["p99_ns"] / NS}
+        return values | ages | {"topic": topic, "channel": name, "said": ", ".join(remarks)}
 
-    def _process(self, told: ProcessStats, used: Mapping[int, tuple[float | None, int]]) -> Row:
-        cpu, memory = used.get(told.get("pid", 0), (None, 0))
-        state = told.get("state", "up")
-        said = "" if state == "up" else state
-        return {**told, "cpu": cpu, "memory": memory, "said": said}
+    def _process(self, process: ProcessStats, used: Mapping[int, tuple[float | None, int]]) -> Row:
+        cpu, memory = used.get(process.get("pid", 0), (None, 0))
+        state = process.get("state", "up")
+        remark = "" if state == "up" else state
+        return {**process, "cpu": cpu, "memory": memory, "said": remark}
 
     def summary(self) -> Summary:
         """Return the sums of all topics and channels."""
@@ -249,20 +249,20 @@ class Picture:
         }
 
 
-def _broker(told: BrokerRow, width: int) -> Row:
+def _broker(broker: BrokerRow, width: int) -> Row:
     """Return the row of a broker. Numbers have the same width, so that they are sorted right."""
-    mine = " (this one)" if told["me"] else ""
-    said = "" if told["health"] == "OK" else told["health"] or told["why"]
-    return {**told, "name": f"{told['number']:>{width}}{mine}", "said": said}
+    mine = " (this one)" if broker["me"] else ""
+    remark = "" if broker["health"] == "OK" else broker["health"] or broker["why"]
+    return {**broker, "name": f"{broker['number']:>{width}}{mine}", "said": remark}
 
 
-def _parts(told: TopicRow) -> Row:
-    silent = len(told["parts"]) - told["answered"]
+def _parts(topic: TopicRow) -> Row:
+    silent = len(topic["parts"]) - topic["answered"]
     return {
-        **told,
-        "part_count": len(told["parts"]),
-        "brokers": len({part["broker"] for part in told["parts"]}),
-        "said": f"no answer for {silent} of {len(told['parts'])} parts" if silent else "",
+        **topic,
+        "part_count": len(topic["parts"]),
+        "brokers": len({part["broker"] for part in topic["parts"]}),
+        "said": f"no answer for {silent} of {len(topic['parts'])} parts" if silent else "",
     }
 
 
@@ -287,14 +287,14 @@ class Screen:
         """Return the rows that contain the filter in one of their texts, sorted."""
         wanted = self.filter.lower()
         texts = [column.key for column in COLUMNS[self.view] if column.is_text]
-        found = [
+        sorted_rows = [
             row
             for row in rows
             if not wanted or any(wanted in str(row[key]).lower() for key in texts)
         ]
         name = COLUMNS[self.view][0].key
-        found.sort(key=lambda row: tuple(str(row[key]) for key in texts))
-        column = next(one for one in COLUMNS[self.view] if one.key == self.order[self.view])
+        sorted_rows.sort(key=lambda row: tuple(str(row[key]) for key in texts))
+        column = next(each for each in COLUMNS[self.view] if each.key == self.order[self.view])
         turned = self.turned.get(self.view, False)
         if column.key != name or turned:
             values: Callable[[Row], Any] = (
@@ -302,8 +302,8 @@ class Screen:
                 if column.is_text
                 else (lambda row: row[column.key] or 0)
             )
-            found.sort(key=values, reverse=turned if column.is_text else not turned)
-        return found
+            sorted_rows.sort(key=values, reverse=turned if column.is_text else not turned)
+        return sorted_rows
 
     def window(self, rows: Sequence[Row], height: int) -> Sequence[Row]:
         """Return the visible rows. The position is kept as far as the rows allow."""
@@ -389,7 +389,7 @@ class Usage:
         shared pages.
         """
         now_s = time.monotonic() if now_s is None else now_s
-        found: dict[int, tuple[float | None, int]] = {}
+        usage: dict[int, tuple[float | None, int]] = {}
         seen: dict[int, tuple[int, float]] = {}
         for pid in pids:
             try:
@@ -405,6 +405,6 @@ class Usage:
                 if before is None
                 else 100 * (ticks - before[0]) / self._ticks_s / max(now_s - before[1], 0.001)
             )
-            found[pid] = share_, int(fields[21]) * self._page_bytes
+            usage[pid] = share_, int(fields[21]) * self._page_bytes
         self._before = seen
-        return found
+        return usage

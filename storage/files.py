@@ -22,6 +22,7 @@ from typing import Any, Final
 from .errors import Locked, ShortWrite
 
 SYNC_THREADS: Final = 8
+TEMPORARY_SUFFIX: Final = ".tmp"
 IOV_MAX: Final = 1024  # this is Linux's limit since version 2.4; POSIX guarantees only 16
 
 _FILE_MODE: Final = 0o600
@@ -246,6 +247,25 @@ class Files:
             self.sync(fd)
         finally:
             self.close(fd)
+
+    def replace_file(self, path: str, data: bytes) -> None:
+        """Write a small file under a temporary name, and give it its name. All of it is synced.
+
+        A reader finds the old file or the new one, never a part. After an `OSError` it is not known
+        which of them exists.
+        """
+        temporary = path + TEMPORARY_SUFFIX
+        if self.exists(temporary):
+            self.remove(temporary)
+        try:
+            self.write_file(temporary, data)
+        except OSError:
+            # A partial file would take space on a disk that may be full.
+            with contextlib.suppress(OSError):
+                self.remove(temporary)
+            raise
+        self.rename(temporary, path)
+        self.sync_folder(path.rpartition("/")[0] or ".")
 
     def note(self, path: str, data: bytes) -> None:
         """Write or replace a small file without a sync.

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def remaining(found: Mapping[str, Any]) -> list[str]:
+def remaining(stats: Mapping[str, Any]) -> list[str]:
     """Return texts about the messages left in a topic, or [] if it is drained.
 
     `found`: the topic's row of the statistics.
     """
     left = []
-    for row in found["channels"]:
+    for row in stats["channels"]:
         counts = [
-            f"{row[name]:,} {what}"
-            for name, what in (
+            f"{row[name]:,} {state}"
+            for name, state in (
                 ("depth", "waiting"),
                 ("in_flight_count", "in flight"),
                 ("deferred_count", "deferred"),
@@ -32,19 +32,19 @@ def remaining(found: Mapping[str, Any]) -> list[str]:
             nobody = "" if row.get("client_count") else ", no consumer"
             paused = ", paused" if row.get("paused") else ""
             left.append(f"channel {row['channel_name']} ({', '.join(counts)}{nobody}{paused})")
-    if not found["channels"] and found["depth"]:
+    if not stats["channels"] and stats["depth"]:
         left.append(
-            f"{found['depth']:,} messages that wait for a first channel (create one and consume "
+            f"{stats['depth']:,} messages that wait for a first channel (create one and consume "
             "them, or run `zsq topic empty`)"
         )
-    elif found["depth"]:
+    elif stats["depth"]:
         left.append(
-            f"{found['depth']:,} messages that wait because the topic is paused (run `zsq topic "
+            f"{stats['depth']:,} messages that wait because the topic is paused (run `zsq topic "
             "unpause`)"
         )
-    if found["delayed_count"]:
+    if stats["delayed_count"]:
         left.append(
-            f"{found['delayed_count']:,} delayed messages that are not due yet (or run `zsq "
+            f"{stats['delayed_count']:,} delayed messages that are not due yet (or run `zsq "
             "delayed cancel`)"
         )
     return left
@@ -61,5 +61,5 @@ def cancelled_delayed(rows: Iterable[Mapping[str, Any]], channel: str | None) ->
     return sum(
         row.get("delayed_count") or 0
         for row in rows
-        if [one["channel_name"] for one in row["channels"]] == only
+        if [each["channel_name"] for each in row["channels"]] == only
     )

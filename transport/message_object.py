@@ -62,7 +62,7 @@ class MessageObject(TypedDict, total=False):
     only_channel: str
 
 
-def as_object(found: Stored, only_channel: str | None = None) -> MessageObject:
+def as_object(stored: Stored, only_channel: str | None = None) -> MessageObject:
     """Return a message for JSON.
 
     `only_channel`: the only channel that gets the message. Give it only where the user has asked
@@ -71,27 +71,27 @@ def as_object(found: Stored, only_channel: str | None = None) -> MessageObject:
     Bytes that are UTF-8 become text. Other bytes become base64 under a name that ends in `_base64`.
     Headers that are infinite or not a number become text, because JSON does not have them.
     """
-    time = datetime.fromtimestamp(found.timestamp_ns / 1e9, UTC).isoformat()
+    time = datetime.fromtimestamp(stored.timestamp_ns / 1e9, UTC).isoformat()
     shown: MessageObject = {
-        "topic": found.topic,
-        "offset": found.offset,
-        "timestamp_ns": found.timestamp_ns,
+        "topic": stored.topic,
+        "offset": stored.offset,
+        "timestamp_ns": stored.timestamp_ns,
         "timestamp": time,
     }
-    if found.key is not None:
-        text = _text(found.key)
-        shown |= {"key_base64": _base64(found.key)} if text is None else {"key": text}
-    text = _text(found.body)
-    shown |= {"body_base64": _base64(found.body)} if text is None else {"body": text}
-    if found.tag is not None:
-        shown["tag"] = found.tag
+    if stored.key is not None:
+        text = _text(stored.key)
+        shown |= {"key_base64": _base64(stored.key)} if text is None else {"key": text}
+    text = _text(stored.body)
+    shown |= {"body_base64": _base64(stored.body)} if text is None else {"body": text}
+    if stored.tag is not None:
+        shown["tag"] = stored.tag
     texts = {
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in found.headers.items()
+        for name, value in stored.headers.items()
         if not isinstance(value, bytes)
     }
     others = {
-        name: _base64(value) for name, value in found.headers.items() if isinstance(value, bytes)
+        name: _base64(value) for name, value in stored.headers.items() if isinstance(value, bytes)
     }
     if texts:
         shown["headers"] = texts

@@ -83,16 +83,16 @@ def part_name(topic: str, number: int) -> str:
 
 def part_of(name: str) -> tuple[str, int] | None:
     """Return the topic and the number of a part with this name, or None for any other name."""
-    found = _PART.fullmatch(name)
-    if found is None or len(name) > NAME_CHARS_MAX or int(found[2]) >= PARTS_MAX:
+    match = _PART.fullmatch(name)
+    if match is None or len(name) > NAME_CHARS_MAX or int(match[2]) >= PARTS_MAX:
         return None
-    return found[1], int(found[2])
+    return match[1], int(match[2])
 
 
 def base_of(name: str) -> str:
     """Return the topic that a user knows: the topic of a part, or else `name` itself."""
-    found = part_of(name)
-    return name if found is None else found[0]
+    part = part_of(name)
+    return name if part is None else part[0]
 
 
 def parts_text(names: Iterable[str]) -> str:

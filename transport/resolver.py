@@ -131,18 +131,18 @@ class Resolver:
             if known is not None and not (known.done and known.until_s <= now_s):
                 return known
             self._known = {
-                name: one
-                for name, one in self._known.items()
-                if not one.done or one.until_s > now_s
+                name: each
+                for name, each in self._known.items()
+                if not each.done or each.until_s > now_s
             }
-            asked = Resolution(host, now_s)
+            resolution = Resolution(host, now_s)
             if len(self._known) >= NAMES_MAX:
-                asked.end((), f"{NAMES_MAX:,} other names are being resolved", now_s)
-                return asked
-            self._known[host] = asked
-            self._waiting.append(asked)
+                resolution.end((), f"{NAMES_MAX:,} other names are being resolved", now_s)
+                return resolution
+            self._known[host] = resolution
+            self._waiting.append(resolution)
             self._start_thread()
-            return asked
+            return resolution
 
     def _start_thread(self) -> None:
         if self._threads >= self._threads_max:
@@ -163,17 +163,17 @@ class Resolver:
                 if not self._waiting:
                     self._threads -= 1
                     return
-                asked = self._waiting.popleft()
-            addresses, error = self._resolve(asked.host)
-            asked.end(addresses, error, self._clock_s())
+                resolution = self._waiting.popleft()
+            addresses, error = self._resolve(resolution.host)
+            resolution.end(addresses, error, self._clock_s())
 
     def _resolve(self, host: str) -> tuple[tuple[str, ...], str]:
         try:
             rows = self._get_addresses(host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:  # a name that is not valid raises UnicodeError
             return (), getattr(error, "strerror", None) or str(error)
-        found = dict.fromkeys(str(row[4][0]) for row in rows)
-        return tuple(found), "the answer is empty"
+        addresses = dict.fromkeys(str(row[4][0]) for row in rows)
+        return tuple(addresses), "the answer is empty"
 
 
 _of_process: Resolver = Resolver()
@@ -218,14 +218,14 @@ async def resolve(host: str, timeout_s: float, names: Resolver | None = None) ->
 
     if is_numeric(host):
         return (host,)
-    asked = (names or resolver()).ask(host)
+    resolution = (names or resolver()).ask(host)
     deadline_s, pause_s = time.monotonic() + timeout_s, POLL_S_MIN
-    while not asked.done:
+    while not resolution.done:
         if time.monotonic() >= deadline_s:
             raise late(host, timeout_s)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, POLL_S_MAX)
-    return asked.addresses()
+    return resolution.addresses()
 
 
 def connect(

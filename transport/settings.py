@@ -153,8 +153,8 @@ _T = TypeVar("_T")
 
 def _row(default: _T, kind: Kind, option: str, **columns: Any) -> _T:
     """Declare a field of a settings class together with its row."""
-    found: _T = field(default=default, metadata={"row": Setting(kind, option, **columns)})
-    return found
+    declared: _T = field(default=default, metadata={"row": Setting(kind, option, **columns)})
+    return declared
 
 
 def _check_values(rows: Iterable[Setting], settings: object) -> None:
@@ -436,14 +436,14 @@ def split_tags(tags: str) -> tuple[str, ...]:
     """
     if tags.strip() in ("", "*"):
         return ()
-    found = tuple(sorted({tag.strip() for tag in tags.split(TAG_SEPARATOR)}))
-    check(all(found), f"tags must be names with {TAG_SEPARATOR} between them, not {_short(tags)}")
-    check(len(found) <= TAGS_MAX, f"a channel can have at most {TAGS_MAX} tags, not {len(found)}")
-    size = max(len(tag.encode()) for tag in found)
+    names = tuple(sorted({tag.strip() for tag in tags.split(TAG_SEPARATOR)}))
+    check(all(names), f"tags must be names with {TAG_SEPARATOR} between them, not {_short(tags)}")
+    check(len(names) <= TAGS_MAX, f"a channel can have at most {TAGS_MAX} tags, not {len(names)}")
+    size = max(len(tag.encode()) for tag in names)
     check(
         size <= TAG_BYTES_MAX, f"a tag of {size} bytes is over the limit of {TAG_BYTES_MAX} bytes"
     )
-    return found
+    return names
 
 
 def check_type(name: str, value: object, *, whole: bool = True) -> None:
@@ -469,7 +469,7 @@ def _short(value: object) -> str:
 
 def _rows(of: type[ChannelSettings | Retention]) -> tuple[Setting, ...]:
     return tuple(
-        replace(one.metadata["row"], name=one.name, default=one.default) for one in fields(of)
+        replace(each.metadata["row"], name=each.name, default=each.default) for each in fields(of)
     )
 
 

@@ -326,8 +326,8 @@ class EpollSet:
 
         Return for each of both whether it is. Both may be False before the end of the time.
         """
-        found = wait_readable((fd, self._epoll.fileno()), timeout_ms)
-        return fd in found, len(found) > (fd in found)
+        readable = wait_readable((fd, self._epoll.fileno()), timeout_ms)
+        return fd in readable, len(readable) > (fd in readable)
 
     def attach(self, loop: Loop, call: Callable[[], object]) -> None:
         """Let the event loop make this call while a descriptor of the set is readable.
@@ -398,8 +398,8 @@ class SelectSet:
         return [(fd, 1) for fd in self._wait((), timeout_s * 1000)]
 
     def wait_beside(self, fd: int, timeout_ms: float) -> tuple[bool, bool]:
-        found = self._wait((fd,), timeout_ms)
-        return fd in found, len(found) > (fd in found)
+        readable = self._wait((fd,), timeout_ms)
+        return fd in readable, len(readable) > (fd in readable)
 
     def _wait(self, besides: tuple[int, ...], timeout_ms: float) -> list[int]:
         with self._lock:
@@ -407,7 +407,7 @@ class SelectSet:
             wanted = [*besides, *self._watched]
             self._waiting += 1
         try:
-            found = wait_readable([self._waker.fileno(), *wanted], timeout_ms)
+            readable = wait_readable([self._waker.fileno(), *wanted], timeout_ms)
         except (OSError, ValueError):
             # Windows refuses a list with a socket that another thread has closed meanwhile.
             if before == self._changes:
@@ -420,7 +420,7 @@ class SelectSet:
                     self._waker.drain()
                     self._woken = False
         # Without those that were removed meanwhile: their numbers may have other owners now.
-        return [fd for fd in found if fd in self._watched or fd in besides]
+        return [fd for fd in readable if fd in self._watched or fd in besides]
 
     def attach(self, loop: Loop, call: Callable[[], object]) -> None:
         # The waker stands for the first descriptor, because the set may be empty.

@@ -37,7 +37,9 @@ class WholeTopic(NamedTuple):
 
     def channel(self, name: str) -> ChannelStats | None:
         """Return the combined row of a channel."""
-        return next((one for one in self.row["channels"] if one["channel_name"] == name), None)
+        return next(
+            (channel for channel in self.row["channels"] if channel["channel_name"] == name), None
+        )
 
     def in_parts(self, channel: str) -> list[tuple[TopicStats, ChannelStats]]:
         """Return the rows of a channel in each part that has it, with those of the parts."""
@@ -84,7 +86,7 @@ def whole_topic(stats: Mapping[str, object], topic: str) -> WholeTopic:
         return WholeTopic(rows[0])
     rows = sorted(rows, key=lambda row: part_of(row["topic_name"]) or ("", 0))
     combined = _combined(rows, [row["topic_name"] for row in rows])
-    names = dict.fromkeys(one["channel_name"] for row in rows for one in row["channels"])
+    names = dict.fromkeys(channel["channel_name"] for row in rows for channel in row["channels"])
     combined["channels"] = [_channel(rows, name) for name in names]
     combined["topic_name"] = base_of(topic)
     return WholeTopic(cast("TopicStats", combined), rows, unanswered)
@@ -92,16 +94,18 @@ def whole_topic(stats: Mapping[str, object], topic: str) -> WholeTopic:
 
 def _channel(rows: Sequence[TopicStats], name: str) -> dict[str, Any]:
     """Return the combined row of a channel. A consumer of several parts counts once."""
-    found = [
-        (row["topic_name"], one)
+    rows_of_parts = [
+        (row["topic_name"], channel)
         for row in rows
-        for one in row["channels"]
-        if one["channel_name"] == name
+        for channel in row["channels"]
+        if channel["channel_name"] == name
     ]
-    made = _combined([one for _, one in found], [part for part, _ in found])
-    clients = {client["client_id"] for _, one in found for client in one["clients"]}
-    most = max(one["client_count"] for _, one in found)
-    return made | {"client_count": max(most, len(clients))}
+    combined = _combined(
+        [channel for _, channel in rows_of_parts], [part for part, _ in rows_of_parts]
+    )
+    clients = {client["client_id"] for _, channel in rows_of_parts for client in channel["clients"]}
+    most = max(channel["client_count"] for _, channel in rows_of_parts)
+    return combined | {"client_count": max(most, len(clients))}
 
 
 def _combined(rows: Sequence[Any], parts: Sequence[str]) -> dict[str, Any]:
@@ -112,22 +116,22 @@ def _combined(rows: Sequence[Any], parts: Sequence[str]) -> dict[str, Any]:
     that of the first part with a trouble.
     """
     names = dict.fromkeys(name for row in rows for name in row)
-    made: dict[str, Any] = {}
+    combined: dict[str, Any] = {}
     for name in names:
         values = [row[name] for row in rows if name in row]
         if (combine := _SPECIAL.get(name)) is not None:
-            made[name] = combine(values)
-        elif all(isinstance(one, bool) for one in values):
-            made[name] = any(values)
-        elif all(isinstance(one, int | float) for one in values):
-            made[name] = sum(values)
-        elif all(isinstance(one, list | tuple) for one in values):
-            made[name] = [item for one in values for item in one]
-        elif all(isinstance(one, str) for one in values):
-            made[name] = _text([row.get(name, "") for row in rows], parts)
+            combined[name] = combine(values)
+        elif all(isinstance(value, bool) for value in values):
+            combined[name] = any(values)
+        elif all(isinstance(value, int | float) for value in values):
+            combined[name] = sum(values)
+        elif all(isinstance(value, list | tuple) for value in values):
+            combined[name] = [item for value in values for item in value]
+        elif all(isinstance(value, str) for value in values):
+            combined[name] = _text([row.get(name, "") for row in rows], parts)
         else:
-            made[name] = values[0]
-    return made
+            combined[name] = values[0]
+    return combined
 
 
 def _text(texts: Sequence[str], parts: Sequence[str]) -> str:
@@ -140,13 +144,13 @@ def _text(texts: Sequence[str], parts: Sequence[str]) -> str:
 
 
 def _trouble(values: Iterable[str]) -> str:
-    return next((one for one in values if one != "OK"), "OK")
+    return next((health for health in values if health != "OK"), "OK")
 
 
 def _largest(values: Iterable[float | None]) -> float | None:
     """Return the largest value, or None if one of them is not known."""
-    found = list(values)
-    return None if None in found else max(one for one in found if one is not None)
+    known = list(values)
+    return None if None in known else max(value for value in known if value is not None)
 
 
 def _soonest(values: Iterable[int]) -> int:
@@ -155,22 +159,22 @@ def _soonest(values: Iterable[int]) -> int:
 
 
 def _rates(values: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for one in values:
-        for name, rate in one.items():
-            found[name] = found.get(name, 0.0) + rate
-    return found
+    sums: dict[str, float] = {}
+    for rates in values:
+        for name, rate in rates.items():
+            sums[name] = sums.get(name, 0.0) + rate
+    return sums
 
 
 def _slowest(values: Sequence[Latency]) -> Latency:
     """Return the count of all, and each percentile of the part where it is largest."""
     worst: dict[float, int] = {}
-    for one in values:
-        for row in one["percentiles"]:
+    for latency in values:
+        for row in latency["percentiles"]:
             worst[row["quantile"]] = max(worst.get(row["quantile"], 0), row["value"])
     percentiles = [{"quantile": quantile, "value": value} for quantile, value in worst.items()]
-    found = {"count": sum(one["count"] for one in values), "percentiles": percentiles}
-    return cast("Latency", found)
+    combined = {"count": sum(latency["count"] for latency in values), "percentiles": percentiles}
+    return cast("Latency", combined)
 
 
 # The fields that are not combined by their type.

@@ -1,6 +1,6 @@
 """Dead-letter sender: publishes a channel's dead letters to another topic.
 
-It uses the client library's engine. The engine never waits (`transport/client/link/link.py`), so it
+It uses the client library's engine. The engine never waits (`transport/client/link/engine.py`), so it
 needs no thread: the actor's loop calls its `turn`, and also listens to the engine's set of
 descriptors. Rejected: a thread with a blocking Producer. It would have to be stopped while it waits
 for a topic that is down, and an actor that ends does not wait.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...transport.block.block import Block
-from ...transport.client.core.lane import ProducerEngine
+from ...transport.client.core.producer_engine import ProducerEngine
 from ...transport.client.core.producer_session import PendingBlock
 from ...transport.wire.address import Address
 from ..settings import options

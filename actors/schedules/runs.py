@@ -33,7 +33,7 @@ from typing import Final, Protocol
 from ...transport.block.block import Block
 from ...transport.client.blocking.producer import Producer
 from ...transport.client.blocking.stage_writer import StageCommitter, StageWriter
-from ...transport.client.core.lane import pack_many
+from ...transport.client.core.packing import pack_many
 from ...transport.errors import ZsqError
 from ...transport.wire.codec import HeaderValue
 from ...transport.wire.protocol import RunSchedule

@@ -47,7 +47,7 @@ _OF_STORAGE: Final = {
 }
 _COUNTED: Final[dict[str, tuple[str, ...]]] = {
     row.view: tuple(one.name for one in rows_of("channel") if one.view == row.view)
-    for row in rows_of("channel") if row.view and row.durable
+    for row in rows_of("channel") if row.view and row.counter
 }  # fmt: skip
 TOPIC_FIELDS: Final = (
     "state", "health", "sync", "closed", "paused", "head", "messages", "bytes", "in_rate", "in_bytes_rate", "waiting", "backlog",

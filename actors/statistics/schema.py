@@ -58,8 +58,8 @@ class Statistic(NamedTuple):
     """
     top: str = ""
     """The heading of the column in `zsq top`, if that is a plain number."""
-    durable: bool = False
-    """True for a counter that a channel keeps on disk."""
+    counter: bool = False
+    """True for a counter of a channel. A channel keeps all of its counters on disk."""
     ends: bool = False
     """True for a counter of messages that leave a channel for good."""
     note: str = ""
@@ -299,30 +299,30 @@ _CHANNEL: Final = (
     _S("channel", "message_count", "messages", _ROW, "messages that came to the channel", metric="zsq_channel_messages_total",
        view="came", nsq=6, title="came", note="what came to the channel since it was made; what it goes back to by `seek` comes once more"),
     _S("channel", "delivery_count", "deliveries", _CORE, "deliveries, repeated ones too", metric="zsq_channel_deliveries_total",
-       view="delivered", title="delivered", durable=True),
-    _S("channel", "delivery_bytes", "bytes", _CORE, "their size", metric="zsq_channel_delivery_bytes_total", durable=True),
+       view="delivered", title="delivered", counter=True),
+    _S("channel", "delivery_bytes", "bytes", _CORE, "their size", metric="zsq_channel_delivery_bytes_total", counter=True),
     _S("channel", "finish_count", "messages", _CORE, "messages finished", metric="zsq_channel_finished_total", view="finished",
-       title="finished", durable=True, ends=True),
+       title="finished", counter=True, ends=True),
     _S("channel", "requeue_count", "deliveries", _CORE, "deliveries given back", metric="zsq_channel_requeued_total", view="requeued",
-       nsq=7, title="requeued", top="requeued", durable=True),
+       nsq=7, title="requeued", top="requeued", counter=True),
     _S("channel", "timeout_count", "deliveries", _CORE, "deliveries not finished in time", metric="zsq_channel_timeouts_total",
-       view="timed_out", nsq=8, title="timed out", top="timed out", durable=True),
+       view="timed_out", nsq=8, title="timed out", top="timed out", counter=True),
     _S("channel", "dead_letter_count", "messages", _SUPPLY, "messages moved to the dead-letter topic",
-       metric="zsq_channel_dead_letters_total", view="dead", title="dead", rare=1, top="dead", durable=True, ends=True),
+       metric="zsq_channel_dead_letters_total", view="dead", title="dead", rare=1, top="dead", counter=True, ends=True),
     _S("channel", "expired_count", "messages", _SUPPLY, "messages that passed their maximal age", metric="zsq_channel_expired_total",
-       view="expired", title="expired", rare=3, durable=True, ends=True),
+       view="expired", title="expired", rare=3, counter=True, ends=True),
     _S("channel", "sampled_count", "messages", _SUPPLY, "messages that were not in the sample", view="passed_over", title="not sampled",
-       rare=4, durable=True, ends=True),
+       rare=4, counter=True, ends=True),
     _S("channel", "tag_skipped_count", "messages", "channel/filters.py", "messages with other tags", view="passed_over",
-       title="other tags", rare=5, durable=True, ends=True),
+       title="other tags", rare=5, counter=True, ends=True),
     _S("channel", "addressed_skipped_count", "messages", "channel/filters.py", "messages meant for another channel", view="passed_over",
-       title="others'", rare=6, durable=True, ends=True),
+       title="others'", rare=6, counter=True, ends=True),
     _S("channel", "skipped_count", "messages", _CORE, "messages that a user skipped", metric="zsq_channel_skipped_total",
-       view="skipped", title="skipped", rare=7, durable=True, ends=True),
+       view="skipped", title="skipped", rare=7, counter=True, ends=True),
     _S("channel", "dropped_count", "messages", _SUPPLY, "messages that retention dropped unfinished", metric="zsq_channel_dropped_total",
-       view="dropped", title="dropped", rare=7, durable=True),
+       view="dropped", title="dropped", rare=7, counter=True),
     _S("channel", "lost_count", "messages", _SUPPLY, "messages lost to damage on disk unfinished", metric="zsq_channel_lost_total",
-       view="lost", title="lost", rare=8, durable=True),
+       view="lost", title="lost", rare=8, counter=True),
     _S("channel", "rates", "a second", "channel/channel.py", "growth of each counter that grew", default={},
        note="of each counter that grew, a second, over the last minute (or since the start, if that is less)"),
     _S("channel", "", "messages a second", _OVERVIEW, "messages that the channel got, over the last minute", view="in_rate"),
@@ -415,5 +415,5 @@ def defaults(level: Level) -> dict[str, Any]:
     return {row.name: row.default for row in STATISTICS if row.level == level and row.name}
 
 
-COUNTERS: Final = tuple(row.name for row in _CHANNEL if row.durable)
+COUNTERS: Final = tuple(row.name for row in _CHANNEL if row.counter)
 ENDS: Final = tuple(row.name for row in _CHANNEL if row.ends)

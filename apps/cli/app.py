@@ -104,12 +104,12 @@ class LazyGroup(click.Group):
         """Complete the names of commands without importing them."""
         from click.shell_completion import CompletionItem
 
-        found = [
+        items = [
             CompletionItem(name, help=place.text)
             for name, place in self._places.items()
             if name.startswith(incomplete)
         ]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
+        return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help of the sections without importing their commands."""

@@ -40,9 +40,9 @@ def completion(context: click.Context, shell: str) -> None:
 
     It takes effect in new shells. For the current shell: eval "$(zsq completion bash)".
     """
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(context.find_root().command, {}, "zsq", VARIABLE).source())
+    complete = get_completion_class(shell)
+    assert complete is not None
+    click.echo(complete(context.find_root().command, {}, "zsq", VARIABLE).source())
 
 
 class _Name(StringParamType):
@@ -70,13 +70,13 @@ def known_names(url: Any, timeout: float = QUICK_S) -> dict[str, Sequence[str]]:
 
     try:
         with Admin(str(url), timeout=timeout) as admin:
-            found = topic_names(admin)
+            topics = topic_names(admin)
     except Exception:
         return {}
     known: dict[str, Sequence[str]] = {}
-    for name, topic in found.items():
-        for one in (name, *(part_name(name, number) for number in range(topic.parts))):
-            known[one] = topic.channels
+    for name, topic in topics.items():
+        for log in (name, *(part_name(name, number) for number in range(topic.parts))):
+            known[log] = topic.channels
     return known
 
 
@@ -98,8 +98,8 @@ def topic_names(admin: Admin) -> dict[str, TopicName]:
 def complete_names(command: click.Command) -> None:
     """Complete the arguments and options of a command that name a broker's topics and channels."""
     if isinstance(command, click.Group):
-        for one in command.commands.values():
-            complete_names(one)
+        for subcommand in command.commands.values():
+            complete_names(subcommand)
     elif any(param.name == "url" for param in command.params):
         for param in command.params:
             if param.name in TOPICS or param.name in CHANNELS:

@@ -20,11 +20,11 @@ def topic_of_id(topic: str, text: str, stats: Mapping[str, Any]) -> str:
         if named is not None and named[1] != part:
             raise NotFound(E_NOT_FOUND, f"id {text} is in part {part_name(named[0], part)}")
         return part_name(topic, part) if named is None else topic
-    node, here = parse_id(text)[0], int(stats["node"])
-    if here != node:
+    node, own_node = parse_id(text)[0], int(stats["node"])
+    if own_node != node:
         raise NotFound(
             E_NOT_FOUND,
-            f"id {text} belongs to node {node}, but this broker is node {here}; ask node {node} "
-            "(--url)",
+            f"id {text} belongs to node {node}, but this broker is node {own_node}; ask node "
+            f"{node} (--url)",
         )
     return topic

@@ -84,13 +84,13 @@ def suggesting(error: NotFound) -> NotFound:
     from .completion import known_names
 
     context = click.get_current_context(silent=True)
-    given = context.params if context is not None else {}
-    known = known_names(given.get("url"), NAMES_S)
+    values = context.params if context is not None else {}
+    known = known_names(values.get("url"), NAMES_S)
     # `--to` is the name of a topic for `redrive`, and a path for `export`.
-    names = (given.get(name) for name in ("topic", "dead_topic", "to"))
+    names = (values.get(name) for name in ("topic", "dead_topic", "to"))
     topics = [name for name in names if name and isinstance(name, str)]
     missing = [meant(topic, known) for topic in topics if topic not in known]
-    channel, channels = given.get("channel"), known.get(topics[-1], []) if topics else []
+    channel, channels = values.get("channel"), known.get(topics[-1], []) if topics else []
     if channel and channel not in channels:
         missing.append(meant(channel, channels))
     if not missing or error.text.endswith(missing[0]):  # the broker itself suggests names
@@ -158,18 +158,16 @@ def _chosen(context: click.Context, parameter: click.Parameter, value: float) ->
 
 
 def _resolve(context: click.Context, _: click.Parameter, value: str | None) -> str:
-    found = (
-        value or context.find_root().params.get("url") or os.environ.get("ZSQ_URL") or DEFAULT_URL
-    )
-    if not found.startswith(("tcp://", "ipc://")):
+    url = value or context.find_root().params.get("url") or os.environ.get("ZSQ_URL") or DEFAULT_URL
+    if not url.startswith(("tcp://", "ipc://")):
         raise click.BadParameter(
-            f"{found!r} is not a broker's address; use tcp://HOST:PORT or ipc://DATA_DIR/run"
+            f"{url!r} is not a broker's address; use tcp://HOST:PORT or ipc://DATA_DIR/run"
         )
-    if "ipc://" not in found and not context.resilient_parsing and sys.stderr.isatty():
-        patience = threading.Timer(HINT_S, hint, (found,))
+    if "ipc://" not in url and not context.resilient_parsing and sys.stderr.isatty():
+        patience = threading.Timer(HINT_S, hint, (url,))
         patience.daemon = True
         patience.start()
-    return str(found)
+    return str(url)
 
 
 def hint(url: str) -> None:
@@ -180,8 +178,8 @@ def hint(url: str) -> None:
     from ...transport.resolver import connect
 
     reasons = []
-    for one in url.split(","):
-        host, _, port = one.strip().removeprefix("tcp://").rpartition(":")
+    for address in url.split(","):
+        host, _, port = address.strip().removeprefix("tcp://").rpartition(":")
         try:
             connect((host.strip("[]"), int(port)), HINT_S).close()
         except OSError as error:
@@ -196,8 +194,8 @@ def hint(url: str) -> None:
 
 def _remember_key_file(context: click.Context, _: click.Parameter, value: str | None) -> None:
     """Set ZSQ_KEY_FILE while the command runs."""
-    found = value or context.find_root().params.get("key_file")
-    if not found:
+    path = value or context.find_root().params.get("key_file")
+    if not path:
         return
     before = os.environ.get(KEY_FILE)
 
@@ -207,7 +205,7 @@ def _remember_key_file(context: click.Context, _: click.Parameter, value: str | 
         else:
             os.environ[KEY_FILE] = before
 
-    os.environ[KEY_FILE] = str(found)
+    os.environ[KEY_FILE] = str(path)
     context.call_on_close(forget)
 
 
@@ -220,7 +218,7 @@ def yes_option(command: Command) -> Command:
     )(command)
 
 
-def confirm(what: str, yes: bool) -> None:
+def confirm(action: str, yes: bool) -> None:
     """Ask the user at the terminal to confirm `what`, such as `delete topic 'x': 5 messages ...`.
 
     Without a terminal and without `--yes`, raises `UsageError` (E_BAD_ARGUMENT).
@@ -229,11 +227,11 @@ def confirm(what: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageError(
-            E_BAD_ARGUMENT, f"this would {what}. Use --yes to do it without confirmation"
+            E_BAD_ARGUMENT, f"this would {action}. Use --yes to do it without confirmation"
         )
     from ...actors.runtime.logs import escaped
 
-    if not click.confirm(f"This will {escaped(what)}. Continue?", err=True):
+    if not click.confirm(f"This will {escaped(action)}. Continue?", err=True):
         raise ZsqError("E_INTERRUPTED", "not confirmed; nothing was done")
 
 

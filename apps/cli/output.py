@@ -45,14 +45,14 @@ def json_lines_option(command: Command) -> Command:
     )
 
 
-def tell(found: Any) -> None:
+def tell(answer: Any) -> None:
     """Print one answer as JSON."""
-    click.echo(json.dumps(found, indent=2, default=str))
+    click.echo(json.dumps(answer, indent=2, default=str))
 
 
-def tell_line(found: Any) -> None:
+def tell_line(row: Any) -> None:
     """Print one object of a list as JSON."""
-    click.echo(json.dumps(found, default=str))
+    click.echo(json.dumps(row, default=str))
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -82,10 +82,10 @@ def wide_console(columns: int = FILE_COLUMNS) -> Console:
     from rich.console import Console
 
     console = Console()
-    given = os.environ.get("COLUMNS", "")
+    width = os.environ.get("COLUMNS", "")
     return (
         console
-        if console.is_terminal or (given.isdecimal() and int(given))
+        if console.is_terminal or (width.isdecimal() and int(width))
         else Console(width=columns)
     )
 
@@ -106,7 +106,9 @@ class Grid:
     def __init__(self, title: str, names: Sequence[str], others: Sequence[str | Heading]) -> None:
         self._title = escaped(title)
         self._names = tuple(names)
-        self._others = tuple(one if isinstance(one, Heading) else Heading(one) for one in others)
+        self._others = tuple(
+            heading if isinstance(heading, Heading) else Heading(heading) for heading in others
+        )
         self._rows: list[tuple[str, ...]] = []
 
     def add(self, *cells: str) -> None:
@@ -134,14 +136,14 @@ class Grid:
     def _wide(self, at: int) -> int:
         from rich.cells import cell_len
 
-        titles = (*self._names, *(one.title for one in self._others))
+        titles = (*self._names, *(heading.title for heading in self._others))
         return max(cell_len(text) for text in (titles[at], *(row[at] for row in self._rows)))
 
     def _wanted(self) -> list[int]:
         first = len(self._names)
         return [
-            min(self._wide(first + at), TEXT_MAX) if one.is_text else self._wide(first + at)
-            for at, one in enumerate(self._others)
+            min(self._wide(first + at), TEXT_MAX) if heading.is_text else self._wide(first + at)
+            for at, heading in enumerate(self._others)
         ]
 
     def _table(self, title: str, names: Sequence[int], page: Sequence[ColumnPlace]) -> Table:
@@ -159,9 +161,12 @@ class Grid:
         for name, width in zip(self._names, names, strict=True):
             table.add_column(name, width=width, overflow="fold")
         for at, width in page:
-            one = self._others[at]
+            heading = self._others[at]
             table.add_column(
-                one.title, width=width, justify="left" if one.is_text else "right", overflow="fold"
+                heading.title,
+                width=width,
+                justify="left" if heading.is_text else "right",
+                overflow="fold",
             )
         first = len(names)
         for row in self._rows:
@@ -187,8 +192,8 @@ def laid_out(
     that leaves half of the terminal for the other columns. Otherwise they are cut to an equal share
     of one half, but not below `NAME_MIN`. Width that no page uses goes back to the names.
     """
-    given = [min(one, max(NAME_MIN, (width // 2) // max(1, len(names)) - GAP)) for one in names]
-    room = width - sum(one + GAP for one in given) + 1
+    widths = [min(wish, max(NAME_MIN, (width // 2) // max(1, len(names)) - GAP)) for wish in names]
+    room = width - sum(wish + GAP for wish in widths) + 1
     pages: list[list[ColumnPlace]] = [[]]
     left = room
     for at, wanted in enumerate(others):
@@ -199,8 +204,8 @@ def laid_out(
         pages[-1].append(ColumnPlace(at, taken))
         left -= taken + GAP
     spare = max(0, room - max(sum(place.width + GAP for place in page) for page in pages))
-    for at, one in enumerate(names):
-        more = min(one - given[at], spare)
-        given[at] += more
+    for at, wish in enumerate(names):
+        more = min(wish - widths[at], spare)
+        widths[at] += more
         spare -= more
-    return given, pages
+    return widths, pages

@@ -44,14 +44,14 @@ def parse_bytes(text: str) -> int:
             f"{text!r} is not a size; use a number of bytes, or a number with KiB, MiB, GiB, "
             "TiB (or kB, MB, GB, TB)"
         )
-    found = (
+    size = (
         float(match[1]) * UNITS_BYTES[match[2]]
         if "." in match[1]
         else int(match[1]) * UNITS_BYTES[match[2]]
     )
-    if found > BYTES_MAX:
+    if size > BYTES_MAX:
         raise ValueError(f"{text!r} is larger than the limit of 4 EiB (2**62 bytes)")
-    return round(found)
+    return round(size)
 
 
 def parse_seconds(text: str) -> float:
@@ -59,16 +59,16 @@ def parse_seconds(text: str) -> float:
 
     Raises `ValueError`, which says what is wrong.
     """
-    given = text.strip().lower()
-    if re.fullmatch(r"\d+(\.\d+)?", given, re.ASCII):
-        given += "s"
+    spelling = text.strip().lower()
+    if re.fullmatch(r"\d+(\.\d+)?", spelling, re.ASCII):
+        spelling += "s"
     total, at = 0.0, 0
-    while at < len(given):
-        match = _PART.match(given, at)
+    while at < len(spelling):
+        match = _PART.match(spelling, at)
         if match is None or match[2] not in UNITS_S:
             break
         total, at = total + float(match[1]) * UNITS_S[match[2]], match.end()
-    if not given or at < len(given):
+    if not spelling or at < len(spelling):
         raise ValueError(
             f"{text!r} is not a time; use seconds, or numbers with s, m, h, d, w, as in 90, "
             "15m, 1h30m, 7d"
@@ -81,12 +81,12 @@ def parse_seconds(text: str) -> float:
 def spelled(seconds: float) -> str:
     """Return seconds in the form that `parse_seconds` accepts: 90061.5 as 1d1h1m1.5s."""
     left = round(seconds, 3)
-    found = ""
+    text = ""
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
         count = int(left // size)
-        found += f"{count}{unit}" if count else ""
+        text += f"{count}{unit}" if count else ""
         left = round(left - count * size, 3)
-    return found + (f"{left:.3f}".rstrip("0").rstrip(".") + "s" if left or not found else "")
+    return text + (f"{left:.3f}".rstrip("0").rstrip(".") + "s" if left or not text else "")
 
 
 def parse_count(text: str) -> int:
@@ -127,7 +127,7 @@ class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic to the ch
             self.fail(str(error), param, ctx)
 
 
-class Size(_Quantity):
+class SizeType(_Quantity):
     name = "size"
     parse = staticmethod(parse_bytes)
 
@@ -140,7 +140,7 @@ def spelled_bytes(count: int) -> str:
     return "1 byte" if count == 1 else f"{count} bytes"
 
 
-class BoundedSize(Size):
+class BoundedSize(SizeType):
     """A size that has bounds, so `none` is not allowed."""
 
     def __init__(self, least: int, most: int = BYTES_MAX) -> None:
@@ -159,10 +159,10 @@ class BoundedSize(Size):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
-        found = super().convert(value, param, ctx)
-        if isinstance(found, int) and not self.least <= found <= self.most:
+        size = super().convert(value, param, ctx)
+        if isinstance(size, int) and not self.least <= size <= self.most:
             self.fail(f"{value} is not allowed: it must be {self.bounds}", param, ctx)
-        return found
+        return size
 
 
 class Seconds(_Quantity):
@@ -184,10 +184,14 @@ class BoundedSeconds(Seconds):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
-        found = super().convert(value, param, ctx)
-        if isinstance(found, int | float) and found != -1 and not self.least <= found <= self.most:
+        seconds = super().convert(value, param, ctx)
+        if (
+            isinstance(seconds, int | float)
+            and seconds != -1
+            and not self.least <= seconds <= self.most
+        ):
             self.fail(f"{value} is not allowed: it must be {self.bounds}, or none", param, ctx)
-        return found
+        return seconds
 
 
 class Costs(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only
@@ -292,23 +296,23 @@ def parse_place(text: str, now: Callable[[], float] = time.time) -> str | int | 
 
     Raises `ValueError`, which says what is wrong.
     """
-    given = text.strip()
-    if given.lower() in WORDS:
-        return given.lower()
-    if _OFFSET.fullmatch(given):
-        return int(given)
-    if _ID.fullmatch(given):
-        found = MessageId(int(given, 16) & ((1 << ID_BITS) - 1))
-        found.text = given
-        return found
-    epoch = _EPOCH.fullmatch(given)
+    spelling = text.strip()
+    if spelling.lower() in WORDS:
+        return spelling.lower()
+    if _OFFSET.fullmatch(spelling):
+        return int(spelling)
+    if _ID.fullmatch(spelling):
+        message_id = MessageId(int(spelling, 16) & ((1 << ID_BITS) - 1))
+        message_id.text = spelling
+        return message_id
+    epoch = _EPOCH.fullmatch(spelling)
     if epoch is not None:
         return datetime.fromtimestamp(float(epoch[1]), UTC)
     with contextlib.suppress(ValueError, OverflowError, OSError):
-        if _DATE.fullmatch(given):
-            return datetime.fromisoformat(given).astimezone()
-        if _AGE.fullmatch(given):
-            return datetime.fromtimestamp(now(), UTC) - timedelta(seconds=parse_seconds(given))
+        if _DATE.fullmatch(spelling):
+            return datetime.fromisoformat(spelling).astimezone()
+        if _AGE.fullmatch(spelling):
+            return datetime.fromtimestamp(now(), UTC) - timedelta(seconds=parse_seconds(spelling))
     raise ValueError(f"{text!r:.60} is not a position; use {PLACES}")
 
 

@@ -158,30 +158,32 @@ def holder(path: Path) -> int:
 
 def mounts(text: str) -> list[Mount]:
     """Parse /proc/mounts, which writes spaces as \\040."""
-    found = []
+    mounts = []
     for line in text.splitlines():
         fields = line.split(" ")
         if len(fields) >= 4:
-            found.append(
+            mounts.append(
                 Mount(
                     fields[1].encode().decode("unicode_escape"),
                     fields[2],
                     frozenset(fields[3].split(",")),
                 )
             )
-    return found
+    return mounts
 
 
-def mount_of(path: str, found: Sequence[Mount]) -> Mount | None:
+def mount_of(path: str, mounted: Sequence[Mount]) -> Mount | None:
     inside = [
         mount
-        for mount in found
+        for mount in mounted
         if mount.where == "/"
         or path == mount.where
         or path.startswith(f"{mount.where.rstrip('/')}/")
     ]
     return (
-        max(enumerate(inside), key=lambda one: (len(one[1].where), one[0]))[1] if inside else None
+        max(enumerate(inside), key=lambda numbered: (len(numbered[1].where), numbered[0]))[1]
+        if inside
+        else None
     )
 
 
@@ -240,8 +242,8 @@ def file_system(data_dir: Path, table: str | None = None) -> Iterator[CheckResul
 
 def space(data_dir: Path) -> Iterator[CheckResult]:
     path = there(data_dir)
-    found = os.statvfs(path)
-    free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    status = os.statvfs(path)
+    free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     reserve = min(RESERVE_BYTES_MAX, total // RESERVE_SHARE)
     text = (
         f"{free / 2**30:,.1f} of {total / 2**30:,.1f} GiB free; publishing stops below "
@@ -260,11 +262,11 @@ def space(data_dir: Path) -> Iterator[CheckResult]:
         )
     else:
         yield CheckResult(OK, "disk space", text)
-    if found.f_files and found.f_favail < 10_000:
+    if status.f_files and status.f_favail < 10_000:
         yield CheckResult(
             ADVICE,
             "disk space",
-            f"only {found.f_favail:,} more files can be created",
+            f"only {status.f_favail:,} more files can be created",
             "use a file system with more inodes: a topic has about ten files",
         )
 

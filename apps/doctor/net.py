@@ -80,18 +80,18 @@ def owners(port: int, proc: Path = Path("/proc")) -> set[int]:
             fields = line.split()
             if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
                 inodes.add(fields[9])
-    found: set[int] = set()
+    pids: set[int] = set()
     for path in proc.iterdir() if inodes else ():
         if path.name.isdecimal() and _holds(path / "fd", inodes):
-            found.add(int(path.name))
-    return found
+            pids.add(int(path.name))
+    return pids
 
 
 def _holds(folder: Path, inodes: set[str]) -> bool:
     try:
         for fd in folder.iterdir():
-            found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd))
-            if found and found.group(1) in inodes:
+            match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd))
+            if match and match.group(1) in inodes:
                 return True
     except OSError:
         return False
@@ -121,7 +121,7 @@ def broker(url: str, timeout_s: float, *, expected: bool) -> Iterator[CheckResul
     """Check a running broker. `expected` is True if one should run."""
     try:
         with Admin(url, timeout=timeout_s) as admin:
-            found: Any = admin.stats()
+            stats: Any = admin.stats()
     except ZsqError as error:
         level = PROBLEM if expected else OK
         yield CheckResult(
@@ -131,29 +131,29 @@ def broker(url: str, timeout_s: float, *, expected: bool) -> Iterator[CheckResul
             "see the broker's log, and start it with zsq serve" if expected else "",
         )
         return
-    yield from health(found)
+    yield from health(stats)
 
 
-def health(found: BrokerStats) -> Iterator[CheckResult]:
+def health(stats: BrokerStats) -> Iterator[CheckResult]:
     """Check the answer to the request `stats`."""
-    actors = found.get("processes", ())
+    actors = stats.get("processes", ())
     text = (
-        f"version {found['version']}, pid {found['pid']}: {len(found['topics'])} topics, "
+        f"version {stats['version']}, pid {stats['pid']}: {len(stats['topics'])} topics, "
         f"{len(actors)} processes"
     )
     yield CheckResult(OK, "broker", text)
-    if found["version"] != __version__:
+    if stats["version"] != __version__:
         yield CheckResult(
             ADVICE,
             "broker",
-            f"it runs version {found['version']}, but {__version__} is installed",
+            f"it runs version {stats['version']}, but {__version__} is installed",
             "restart the broker",
         )
-    if disk_full := found.get("disk", {}).get("full"):
+    if disk_full := stats.get("disk", {}).get("full"):
         yield CheckResult(
             PROBLEM, "broker", disk_full, "free space; see docs/operations.md, A full disk"
         )
-    for topic in found["topics"]:
+    for topic in stats["topics"]:
         if topic.get("health", "OK") != "OK" and not (
             disk_full and topic["health"] == REFUSED_TEXT
         ):
@@ -163,7 +163,7 @@ def health(found: BrokerStats) -> Iterator[CheckResult]:
                 f"topic {topic['topic_name']}: {topic['health']}",
                 "see the broker's log, and docs/operations.md, What to do",
             )
-    for alarm in found.get("alarms", ()):
+    for alarm in stats.get("alarms", ()):
         if disk_full and not alarm.get("topic"):
             continue  # `health` already reports the full disk
         name = "/".join(filter(None, (alarm.get("topic"), alarm.get("channel"))))

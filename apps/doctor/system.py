@@ -52,12 +52,12 @@ def examined(checks: Mapping[str, Check]) -> list[CheckResult]:
 
     A check that raises an error becomes a finding, and the others continue.
     """
-    found: list[CheckResult] = []
+    results: list[CheckResult] = []
     for name, check in checks.items():
         try:
-            found += check()
+            results += check()
         except Exception as error:  # the system may differ from what the checks expect
-            found.append(
+            results.append(
                 CheckResult(
                     ADVICE,
                     name,
@@ -65,7 +65,7 @@ def examined(checks: Mapping[str, Check]) -> list[CheckResult]:
                     "check it by hand",
                 )
             )
-    return found
+    return results
 
 
 def worst(findings: list[CheckResult]) -> str:
@@ -122,7 +122,7 @@ DEVELOPERS: Final = frozenset({"test", "lint"})  # extras that a broker does not
 
 def libraries() -> Iterator[CheckResult]:
     """Compare the installed libraries with those that the package requires."""
-    there: list[str] = []
+    versions: list[str] = []
     for line in metadata.requires("zsq") or ():
         requirement, _, marker = line.partition(";")
         name = re.split(r"[<>=!~ \[]", requirement.strip())[0]
@@ -146,9 +146,9 @@ def libraries() -> Iterator[CheckResult]:
                 f"pip install '{requirement.strip()}'",
             )
         elif extra is None and name != "pyzmq":
-            there.append(f"{name} {version}")
-    yield CheckResult(OK, "libraries", ", ".join(there))
-    for extra_name, module, what in (
+            versions.append(f"{name} {version}")
+    yield CheckResult(OK, "libraries", ", ".join(versions))
+    for extra_name, module, purpose in (
         ("http", "starlette", "the HTTP API and the console"),
         ("nsq", "cramjam", "snappy for NSQ clients"),
         ("nsq", "google-re2", "permissions from NSQ auth servers"),
@@ -159,7 +159,7 @@ def libraries() -> Iterator[CheckResult]:
             yield CheckResult(
                 ADVICE,
                 "libraries",
-                f"not installed: {what}",
+                f"not installed: {purpose}",
                 f"pip install 'zsq[{extra_name}]', if you need it",
             )
 
@@ -169,25 +169,25 @@ def satisfies(version: str, requirement: str) -> bool:
 
     It knows the bounds that ZSQ's own metadata uses: >=, <=, ==, < and >, compared as numbers.
     """
-    found = _numbers(version)
+    numbers = _numbers(version)
     for sign, bound in re.findall(r"(>=|<=|==|<|>)\s*([0-9][0-9.]*)", requirement):
         wanted = _numbers(bound)
         if not {
-            ">=": found >= wanted,
-            "<=": found <= wanted,
-            "==": found == wanted,
-            "<": found < wanted,
-            ">": found > wanted,
+            ">=": numbers >= wanted,
+            "<=": numbers <= wanted,
+            "==": numbers == wanted,
+            "<": numbers < wanted,
+            ">": numbers > wanted,
         }[sign]:
             return False
     return True
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    found = [int(part) for part in re.findall(r"\d+", version.partition("+")[0])][:4]
-    while found and not found[-1]:
-        found.pop()
-    return tuple(found)
+    numbers = [int(part) for part in re.findall(r"\d+", version.partition("+")[0])][:4]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)
 
 
 # Limits of this user
@@ -250,8 +250,8 @@ def processes(root: Path = Path("/")) -> Iterator[CheckResult]:
 
 
 def memory(root: Path = Path("/")) -> Iterator[CheckResult]:
-    found = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE))
-    free = int(found.get("MemAvailable", 0)) << 10
+    values = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE))
+    free = int(values.get("MemAvailable", 0)) << 10
     bound = _read(root / "sys/fs/cgroup/memory.max")
     free = min(free, int(bound)) if bound.isdecimal() else free
     text = (

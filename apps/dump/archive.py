@@ -66,13 +66,13 @@ def fetched(text: str) -> Iterator[Path]:
 def dump_index_object(files: Files, path: str) -> Iterator[Record]:
     """Yield the index object of a chunk: its segments with their checksums."""
     try:
-        found = decode_segment_index(files.read_file(path, TEXT_BYTES_MAX))
+        index = decode_segment_index(files.read_file(path, TEXT_BYTES_MAX))
     except (Damaged, ForeignDirectory) as error:
         yield damaged(error)
         return
-    count, size = len(found.sums), len(found.entries)
+    count, size = len(index.sums), len(index.entries)
     yield record("index object", segments=count, segment_bytes=SEGMENT_BYTES, index_bytes=size)
-    for number, crc in enumerate(found.sums):
+    for number, crc in enumerate(index.sums):
         yield record("segment", number=number, crc=f"{crc:08x}")
 
 
@@ -84,11 +84,11 @@ def dump_document(files: Files, path: str) -> Iterator[Record]:
     if rest != b"%08x\n" % crc32c(line):
         yield damaged("the checksum of this object does not match")
     try:
-        found = documents.loads(line)
-        kind, chunks = str(found.pop("zsq")), found.pop("chunks", [])
+        document = documents.loads(line)
+        kind, chunks = str(document.pop("zsq")), document.pop("chunks", [])
         if kind == KIND:
-            found = {"entry": found.pop("kind"), **found}
-        yield record(kind, **found, **({"chunks": len(chunks)} if kind == "manifest" else {}))
+            document = {"entry": document.pop("kind"), **document}
+        yield record(kind, **document, **({"chunks": len(chunks)} if kind == "manifest" else {}))
         for chunk in chunks:
             yield record("chunk", **ArchivedChunk(*chunk)._asdict())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -22,6 +22,7 @@ from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
 from ...storage.log.chunk import ArchivedChunk
 from ...storage.nsq.disk_queue_format import META_BYTES_MAX, decode_meta, decode_nsqd
+from ...storage.rows import META, unwrap
 from ...storage.state import state_rows
 from ...storage.state.snapshot import SNAPSHOT_BYTES_MAX, decode_snapshot
 from ...storage.state.state_rows import DEFERRED, DUE, HOLE, HOLE_ROW, TOTAL, TOTAL_ROW, U64
@@ -54,11 +55,11 @@ def dump_data(files: Files, path: str, *, bodies: bool) -> Iterator[Record]:
     lost: list[LostBytes] = []
     for position, message in read_messages(files, path, 0, lost.append):
         yield from _losses(lost)
-        found = record(
+        row = record(
             "nsqd message", position=position, time_ns=message.timestamp_ns, attempts=message.attempts, id=message.id.decode(),
             body_bytes=len(message.body),
         )  # fmt: skip
-        yield with_bytes(found, body=message.body) if bodies else found
+        yield with_bytes(row, body=message.body) if bodies else row
     yield from _losses(lost)
 
 
@@ -79,12 +80,12 @@ def dump_meta(files: Files, path: str) -> Iterator[Record]:
 
 def dump_list(files: Files, path: str) -> Iterator[Record]:
     try:
-        found = decode_nsqd(files.read_file(path, NSQD_BYTES_MAX))
+        listed = decode_nsqd(files.read_file(path, NSQD_BYTES_MAX))
     except ForeignDirectory as error:
         yield damaged(error)
         return
-    yield record("nsqd", version=found.version, topics=len(found.topics))
-    for topic in found.topics:
+    yield record("nsqd", version=listed.version, topics=len(listed.topics))
+    for topic in listed.topics:
         yield record("nsqd topic", name=topic.name, paused=topic.paused)
         for channel in topic.channels:
             yield record("nsqd channel", topic=topic.name, name=channel.name, paused=channel.paused)
@@ -128,9 +129,9 @@ def _is_delayed(txn: Any) -> bool:
     Both environments keep a map under the same key, but only the map of delayed messages counts
     bytes. If the map is damaged, the keys of rows decide: delayed messages have due times.
     """
-    value = txn.get(state_rows.META)
+    value = txn.get(META)
     with contextlib.suppress(Damaged, ForeignDirectory, ValueError, TypeError):
-        return "bytes" in unpack_value(state_rows.unwrap(state_rows.META, bytes(value)))
+        return "bytes" in unpack_value(unwrap(META, bytes(value)))
     cursor = txn.cursor()
     return (
         bool(cursor.set_range(delayed_format.ROW))
@@ -141,7 +142,7 @@ def _is_delayed(txn: Any) -> bool:
 
 def _state_row(key: bytes, value: bytes) -> Iterator[Record]:
     try:
-        data = state_rows.unwrap(key, value)
+        data = bytes(unwrap(key, value))
     except Damaged as error:
         yield with_bytes(damaged(error, bytes=len(value)), key=key)
         return
@@ -151,7 +152,7 @@ def _state_row(key: bytes, value: bytes) -> Iterator[Record]:
 def _state_record(key: bytes, data: bytes) -> Record:
     kind, rest = key[:1], key[1:]
     try:
-        if kind == state_rows.META:
+        if kind == META:
             return record("checkpoint", **plain(unpack_value(data)))
         if kind in (HOLE, DEFERRED):
             count, attempts, due_ns = HOLE_ROW.unpack(data)
@@ -211,16 +212,16 @@ def _delayed_row(key: bytes, value: bytes, bodies: bool) -> Iterator[Record]:
                 producer=f"{header.producer_id:016x}", sequence=header.sequence,
             )  # fmt: skip
             if bodies:
-                for index, found in enumerate(messages_of(row.block)):
-                    found.pop("offset", None)
+                for index, message in enumerate(messages_of(row.block)):
+                    message.pop("offset", None)
                     yield {
-                        "kind": found.pop("kind"),
+                        "kind": message.pop("kind"),
                         "key_of_row": DelayedKey(row.key.due_ns, row.key.serial + index).text(),
-                        **found,
+                        **message,
                     }
             return
-        data = bytes(delayed_format.unwrap(key, value))
-        if key == delayed_format.META:
+        data = bytes(unwrap(key, value))
+        if key == META:
             yield record("counts", **plain(unpack_value(data)))
         elif key[:1] == delayed_format.PRODUCER:
             producer = delayed_format.DelayedProducer(*unpack_value(data))
@@ -235,21 +236,21 @@ def _delayed_row(key: bytes, value: bytes, bodies: bool) -> Iterator[Record]:
 def dump_snapshot(files: Files, path: str) -> Iterator[Record]:
     data = files.read_file(path, SNAPSHOT_BYTES_MAX)
     try:
-        found = decode_snapshot(data)
+        snapshot = decode_snapshot(data)
     except (Damaged, ValueError, KeyError) as error:
         yield damaged(error, bytes=len(data))
         return
-    deferred = {name: total._asdict() for name, total in found.deferred.items()}
+    deferred = {name: total._asdict() for name, total in snapshot.deferred.items()}
     yield record(
         "snapshot",
-        uuid=found.uuid.hex(),
-        time_ns=found.time_ns,
-        rows=len(found.rows),
+        uuid=snapshot.uuid.hex(),
+        time_ns=snapshot.time_ns,
+        rows=len(snapshot.rows),
         bytes=len(data),
         deferred=deferred,
     )
-    yield record("checkpoint", **plain(found.meta))
-    for key, value in found.rows:
+    yield record("checkpoint", **plain(snapshot.meta))
+    for key, value in snapshot.rows:
         yield _state_record(key, value)
 
 
@@ -264,11 +265,15 @@ def dump_bad_row(files: Files, path: str) -> Iterator[Record]:
         head, crc = line[:-9], int(line[-8:], 16)
         if crc32c(head) != crc:
             raise ValueError("its checksum does not match")
-        found = documents.loads(head)
+        bad_row = documents.loads(head)
         yield record(
-            "set aside", of=found["zsq"], key=found["key"], bytes=found["bytes"], why=found["why"]
+            "set aside",
+            of=bad_row["zsq"],
+            key=bad_row["key"],
+            bytes=bad_row["bytes"],
+            why=bad_row["why"],
         )
-        if crc32c(value) != found["crc"]:
+        if crc32c(value) != bad_row["crc"]:
             yield damaged("the bytes kept in this file are damaged", bytes=len(value))
     except (ValueError, KeyError) as error:
         yield damaged(f"the head of this .bad file is damaged: {error}", bytes=len(data))
@@ -286,10 +291,10 @@ def kind_of_path(path: str) -> str:
             E_BAD_ARGUMENT,
             f"{path} is a folder without data.mdb; name a file, or the folder of a state store",
         )
-    found = kinds.kind_of(Files().read_file(path, kinds.HEAD_BYTES), os.path.basename(path))
-    if not found:
+    kind = kinds.kind_of(Files().read_file(path, kinds.HEAD_BYTES), os.path.basename(path))
+    if not kind:
         raise UsageError(E_BAD_ARGUMENT, f"{path} is not a known file of zsq or nsqd")
-    return found
+    return kind
 
 
 def dump(path: str, kind: str, *, bodies: bool = False) -> Iterator[Record]:

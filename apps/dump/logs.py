@@ -74,25 +74,27 @@ def dump_chunk(files: Files, path: str, *, bodies: bool) -> Iterator[Record]:
         chunk = ChunkFile(files, path.rpartition("/")[0], fd, header)
         chunk.end_position = size if footer is None else footer.data_end
         for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=True):
-            found = stretch.header
-            if found is None or not stretch.good:
-                known = {} if found is None else _place(found, header)
+            block_header = stretch.header
+            if block_header is None or not stretch.good:
+                known = {} if block_header is None else _place(block_header, header)
                 why = (
                     "no block can be read here"
-                    if found is None
+                    if block_header is None
                     else "the columns do not match their checksum, or are cut short"
                 )
                 yield damaged(
                     why, position=stretch.position, bytes=stretch.end - stretch.position, **known
                 )
                 continue
-            columns = files.pread(fd, found.length - HEADER_BYTES, stretch.position + HEADER_BYTES)
-            if found.flags & MARK:
-                yield _mark(found, header, stretch.position, columns)
+            columns = files.pread(
+                fd, block_header.length - HEADER_BYTES, stretch.position + HEADER_BYTES
+            )
+            if block_header.flags & MARK:
+                yield _mark(block_header, header, stretch.position, columns)
                 continue
-            yield _block(found, header, stretch.position)
+            yield _block(block_header, header, stretch.position)
             if bodies:
-                yield from messages_of(Block(_absolute(found, header), columns))
+                yield from messages_of(Block(_absolute(block_header, header), columns))
         if footer is not None:
             yield record(
                 "footer", position=footer.data_end, next_offset=header.base_offset + footer.next_offset,
@@ -132,17 +134,17 @@ def _place(header: Header, chunk: ChunkHeader) -> dict[str, int]:
 
 
 def _block(header: Header, chunk: ChunkHeader, position: int) -> Record:
-    found = record("block", position=position, bytes=header.length, **_place(header, chunk))
+    row = record("block", position=position, bytes=header.length, **_place(header, chunk))
     if header.flags & DELAYED:
-        found |= {"due_ns": header.producer_id, "serial": header.sequence}
+        row |= {"due_ns": header.producer_id, "serial": header.sequence}
     elif header.producer_id:
-        found |= {"producer": f"{header.producer_id:016x}", "sequence": header.sequence}
+        row |= {"producer": f"{header.producer_id:016x}", "sequence": header.sequence}
     flags = [name for bit, name in _FLAGS if header.flags & bit]
     if flags:
-        found["flags"] = flags
-    found["columns"] = ["body", *(name for bit, name in _COLUMNS if header.columns & bit)]
-    found["unsynced_bytes"] = unsynced_bytes(header)
-    return found
+        row["flags"] = flags
+    row["columns"] = ["body", *(name for bit, name in _COLUMNS if header.columns & bit)]
+    row["unsynced_bytes"] = unsynced_bytes(header)
+    return row
 
 
 def _mark(header: Header, chunk: ChunkHeader, position: int, columns: bytes) -> Record:
@@ -161,12 +163,12 @@ def messages_of(block: Block, **more: Any) -> Iterator[Record]:
     """Yield the messages of a block whose checksums are correct."""
     try:
         for index in range(block.count):
-            found = record(
+            row = record(
                 "message", offset=block.first_offset + index, time_ns=block.time_of(index), **more
             )
             columns = {"key": block.key, "tag": block.tag}
             with_bytes(
-                found,
+                row,
                 **{
                     name: column.value(index)
                     for name, column in columns.items()
@@ -174,8 +176,8 @@ def messages_of(block: Block, **more: Any) -> Iterator[Record]:
                 },
             )
             if block.headers is not None:
-                found["headers"] = user_headers(block.headers.value(index), address=True)
-            yield with_bytes(found, body=block.body.value(index))
+                row["headers"] = user_headers(block.headers.value(index), address=True)
+            yield with_bytes(row, body=block.body.value(index))
     except ZsqError as error:
         yield damaged(error, offset=block.first_offset)
 
@@ -187,11 +189,11 @@ def _without_seed(files: Files, fd: int, size: int) -> Iterator[Record]:
     """
     for at in range(0, size, SEARCH_BYTES):
         window = files.pread(fd, SEARCH_BYTES + len(DISK_MAGIC), at)
-        found = window.find(DISK_MAGIC)
-        while 0 <= found < SEARCH_BYTES:
-            if (at + found) % 8 == 0:
-                yield record("unchecked block", position=at + found)
-            found = window.find(DISK_MAGIC, found + 1)
+        place = window.find(DISK_MAGIC)
+        while 0 <= place < SEARCH_BYTES:
+            if (at + place) % 8 == 0:
+                yield record("unchecked block", position=at + place)
+            place = window.find(DISK_MAGIC, place + 1)
 
 
 def dump_index(files: Files, path: str) -> Iterator[Record]:

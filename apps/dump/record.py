@@ -37,15 +37,15 @@ def damaged(why: object, **fields: Any) -> Record:
     return {"kind": DAMAGED, **fields, "why": str(why)}
 
 
-def with_bytes(found: Record, **values: bytes | None) -> Record:
+def with_bytes(row: Record, **values: bytes | None) -> Record:
     """Add values that are not None: UTF-8 as text, other bytes under NAME_hex."""
     for name, value in values.items():
         if value is not None:
             try:
-                found[name] = value.decode()
+                row[name] = value.decode()
             except UnicodeDecodeError:
-                found[f"{name}_hex"] = value.hex()
-    return found
+                row[f"{name}_hex"] = value.hex()
+    return row
 
 
 def plain(value: Any) -> Any:
@@ -59,21 +59,17 @@ def plain(value: Any) -> Any:
     return value
 
 
-def as_json(found: Record) -> str:
-    return json.dumps(found, default=plain)
+def as_json(row: Record) -> str:
+    return json.dumps(row, default=plain)
 
 
-def as_line(found: Record) -> str:
+def as_line(row: Record) -> str:
     """Return `kind name=value ...`. A text that is not a single word is quoted as in JSON."""
     return escaped(
         " ".join(
             [
-                str(found["kind"]),
-                *(
-                    f"{name}={_shown(name, value)}"
-                    for name, value in found.items()
-                    if name != "kind"
-                ),
+                str(row["kind"]),
+                *(f"{name}={_shown(name, value)}" for name, value in row.items() if name != "kind"),
             ]
         )
     )
@@ -119,11 +115,11 @@ def dump_registry(files: Files, path: str) -> Iterator[Record]:
     deleted topic, and for each import.
     """
     try:
-        found = documents.loads(files.read_file(path, TEXT_BYTES_MAX))
-        if found.get(CHECKSUM, "") not in ("", checksum(found)):
+        document = documents.loads(files.read_file(path, TEXT_BYTES_MAX))
+        if document.get(CHECKSUM, "") not in ("", checksum(document)):
             yield damaged("the checksum of this file does not match its content")
-        parts = {name: dict(found.pop(name, {})) for name in ("topics", "ended", "imports")}
-        yield record("registry", **found, **{name: len(part) for name, part in parts.items()})
+        parts = {name: dict(document.pop(name, {})) for name in ("topics", "ended", "imports")}
+        yield record("registry", **document, **{name: len(part) for name, part in parts.items()})
         for name, row in parts["topics"].items():
             yield record("topic", name=name, **row)
         for name, offset in parts["ended"].items():
@@ -140,11 +136,11 @@ def dump_json(files: Files, path: str) -> Iterator[Record]:
 
 def _json(data: bytes, kind: str) -> Iterator[Record]:
     try:
-        found: Any = documents.loads(data)
+        document: Any = documents.loads(data)
         yield (
-            record(kind, **found)
-            if isinstance(found, dict) and "kind" not in found
-            else record(kind, value=found)
+            record(kind, **document)
+            if isinstance(document, dict) and "kind" not in document
+            else record(kind, value=document)
         )
     except ValueError as error:
         yield damaged(f"not JSON: {error}")

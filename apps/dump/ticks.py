@@ -28,20 +28,20 @@ def dump_tick(files: Files, path: str, rows: RowRecords) -> Iterator[Record]:
     """Yield the index of a tick, its tails, and its pieces with their ranges and frames."""
     data = files.read_file(path, BYTES_MAX)
     try:
-        found = decode_index(data)
+        tick = decode_index(data)
     except (Damaged, ForeignDirectory) as error:
         yield damaged(error, bytes=len(data))
         return
-    index = found.index
+    index = tick.index
     fields = index._asdict()
     for name in ("kind", "pieces", "tails", "registry"):
         del fields[name]
-    yield record("takeover" if index.kind == TAKEOVER else "tick", **fields, digest=found.digest)
+    yield record("takeover" if index.kind == TAKEOVER else "tick", **fields, digest=tick.digest)
     for uuid, tail in (index.tails or {}).items():
         yield record("tail", uuid=uuid, **plain(tail._asdict()))
     if index.registry:
         position, size, crc = index.registry
-        body = data[found.body + position : found.body + position + size]
+        body = data[tick.body + position : tick.body + position + size]
         if crc32c(body) != crc:
             yield damaged("the checksum of the registry does not match", bytes=size)
         else:
@@ -50,12 +50,12 @@ def dump_tick(files: Files, path: str, rows: RowRecords) -> Iterator[Record]:
         fields = piece._asdict()
         del fields["ranges"]
         yield record("piece", **fields)
-        start = found.body + piece.position
+        start = tick.body + piece.position
         body = data[start : start + piece.size]
         if len(body) != piece.size or crc32c(body) != piece.crc:
             yield damaged("the checksum of the piece does not match", uuid=piece.uuid)
-        for one in piece.ranges:
-            yield record("range", **one._asdict())
+        for chunk_range in piece.ranges:
+            yield record("range", **chunk_range._asdict())
         yield from _frames(body[piece.range_bytes :], rows)
 
 

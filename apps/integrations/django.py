@@ -31,7 +31,7 @@ from ...transport.errors import NotFound, ZsqError
 from ...transport.system import node_name
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
 from .queues import SETTINGS, make_queue
-from .source import Held, Source, Work
+from .source import ConsumerThread, Held, OpenWork
 
 try:
     from django.tasks import task_backends
@@ -197,7 +197,7 @@ class Worker:
         self._backend = backend
         self._changed = threading.Condition()
         self._stopping = False
-        self._tasks = Work()
+        self._tasks = OpenWork()
         self._sources = [self._open(queue, threads) for queue in queues]
         name = f"{node_name()}/{os.getpid()}"
         self._threads = [
@@ -205,7 +205,7 @@ class Worker:
             for number in range(threads)
         ]
 
-    def _open(self, queue: str, ready: int) -> Source:
+    def _open(self, queue: str, ready: int) -> ConsumerThread:
         backend = self._backend
         consumer = Consumer(
             backend.make(queue, works=True),
@@ -215,7 +215,7 @@ class Worker:
             **SETTINGS,
             **backend.client,
         )
-        return Source(consumer, ready, backend.lease_s, self._wake, self._tasks)
+        return ConsumerThread(consumer, ready, backend.lease_s, self._wake, self._tasks)
 
     def _wake(self) -> None:
         with self._changed:
@@ -270,22 +270,23 @@ def main(backend: str, queues: tuple[str, ...], threads: int) -> None:
     except ImproperlyConfigured as error:
         raise click.UsageError(f"DJANGO_SETTINGS_MODULE={module}: {error}") from error
     try:
-        made: Any = task_backends[backend]
+        task_backend: Any = task_backends[backend]
     except ImproperlyConfigured as error:
         text = f"TASKS of {module} has no backend {backend!r} that can be used: {error}"
         raise click.UsageError(text) from error
     for name in queues:
-        if made.queues and name not in made.queues:
-            text = f"queue {name!r} is not one of the backend's: {', '.join(sorted(made.queues))}"
+        if task_backend.queues and name not in task_backend.queues:
+            known = ", ".join(sorted(task_backend.queues))
+            text = f"queue {name!r} is not one of the backend's: {known}"
             raise click.UsageError(f"{text}. Add it to QUEUES in TASKS")
-    names = list(queues) or sorted(made.queues)
+    names = list(queues) or sorted(task_backend.queues)
     if not names:
         text = (
             f"the backend {backend!r} allows all queues (QUEUES is empty): name them with --queue"
         )
         raise click.UsageError(text)
     try:
-        worker = Worker(made, names, threads)
+        worker = Worker(task_backend, names, threads)
         stop: Callable[..., None] = lambda *_: worker.stop()  # noqa: E731
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)

@@ -28,7 +28,7 @@ from ...transport.wire.addresses import Url
 from ...transport.wire.credentials import KeyFile
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
 from .queues import SETTINGS, make_queue
-from .source import Held, Source, Work
+from .source import ConsumerThread, Held, OpenWork
 
 log = logging.getLogger("zsq")
 
@@ -52,12 +52,14 @@ class ZsqConsumer(dramatiq.Consumer):
     """The messages of one queue. `timeout_s`: how long the next one is awaited."""
 
     def __init__(
-        self, consumer: Consumer, prefetch: int, lease_s: float, timeout_s: float, work: Work
+        self, consumer: Consumer, prefetch: int, lease_s: float, timeout_s: float, work: OpenWork
     ) -> None:
         self._timeout_s = timeout_s
         self._arrived = threading.Event()
         try:
-            self._source = Source(consumer, prefetch, lease_s, self._arrived.set, work).start()
+            self._source = ConsumerThread(
+                consumer, prefetch, lease_s, self._arrived.set, work
+            ).start()
         except ZsqError as error:
             consumer.close()
             raise ConnectionClosed(error) from error
@@ -154,7 +156,7 @@ class ZsqBroker(dramatiq.Broker):
         self._admin = Admin(**self._client)
         self._made: set[str] = set()
         self._consumers: list[ZsqConsumer] = []
-        self._work = Work()
+        self._work = OpenWork()
         self._after = threading.local()
 
     def topic(self, queue_name: str) -> str:
@@ -227,9 +229,9 @@ class ZsqBroker(dramatiq.Broker):
                 **SETTINGS,
                 **self._client,
             )
-        found = ZsqConsumer(consumer, prefetch, self._lease_s, timeout / 1000, self._work)
-        self._consumers = [one for one in self._consumers if not one.closed] + [found]
-        return found
+        zsq_consumer = ZsqConsumer(consumer, prefetch, self._lease_s, timeout / 1000, self._work)
+        self._consumers = [each for each in self._consumers if not each.closed] + [zsq_consumer]
+        return zsq_consumer
 
     def _check_declared(self, queue_name: str) -> None:
         if queue_name not in self.queues:

@@ -36,8 +36,8 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from wrapt import wrap_function_wrapper
 
 from ... import __version__
-from ...transport.client.core.lane import as_headers
 from ...transport.client.core.message import BatchView, MessageView
+from ...transport.client.core.publish_arguments import as_headers
 from ...transport.errors import UsageError, ZsqError
 
 __all__ = ["ZsqInstrumentor", "context_of"]
@@ -67,12 +67,12 @@ def context_of(message: MessageView) -> Context:
 
 def _links(messages: Collection[MessageView]) -> list[Link]:
     """Return a link to each span that has published some of these messages."""
-    found: dict[tuple[int, int], Link] = {}
+    links: dict[tuple[int, int], Link] = {}
     for _, message in zip(range(EXAMINED_MAX), messages, strict=False):
         context = trace.get_current_span(context_of(message)).get_span_context()
-        if context.is_valid and len(found) < LINKS_MAX:
-            found[context.trace_id, context.span_id] = Link(context)
-    return list(found.values())
+        if context.is_valid and len(links) < LINKS_MAX:
+            links[context.trace_id, context.span_id] = Link(context)
+    return list(links.values())
 
 
 def _with_context(headers: Any) -> Any:
@@ -82,7 +82,7 @@ def _with_context(headers: Any) -> Any:
     if headers is None or isinstance(headers, Mapping):
         return _joined(carrier, headers)
     if isinstance(headers, list | tuple):
-        return [_joined(carrier, one) for one in headers]
+        return [_joined(carrier, entry) for entry in headers]
     return headers  # the publish raises the error
 
 
@@ -103,8 +103,8 @@ def _joined(carrier: Mapping[str, str], headers: Mapping[str, Any] | None) -> Ma
 
 def _place(client: Any) -> dict[str, Any]:
     """Return the address of the broker, as the client was given it."""
-    given = getattr(client, "_address", None) or client._options[0]
-    first = given.each[0]
+    address = getattr(client, "_address", None) or client._options[0]
+    first = address.each[0]
     if first.direct:
         return {"server.address": first.url.removeprefix("ipc://")}
     host, port = first.place()
@@ -128,22 +128,22 @@ def _consumed(operation: str, kind: str, consumer: Any) -> dict[str, Any]:
     }
 
 
-def _about(found: Any) -> dict[str, Any]:
+def _about(received: Any) -> dict[str, Any]:
     """Return the attributes of one message, or of a delivery."""
-    if isinstance(found, BatchView):
-        return {"messaging.batch.message_count": len(found)}
+    if isinstance(received, BatchView):
+        return {"messaging.batch.message_count": len(received)}
     about: dict[str, Any] = {
-        "messaging.message.id": found.id,
-        "messaging.message.body.size": len(found.body),
-        "messaging.zsq.message.attempts": found.attempts,
+        "messaging.message.id": received.id,
+        "messaging.message.body.size": len(received.body),
+        "messaging.zsq.message.attempts": received.attempts,
     }
-    if found.part is not None:
-        about["messaging.destination.partition.id"] = str(found.part)
+    if received.part is not None:
+        about["messaging.destination.partition.id"] = str(received.part)
     return about
 
 
-def _messages(found: Any) -> Collection[MessageView]:
-    return found.messages() if isinstance(found, BatchView) else (found,)
+def _messages(received: Any) -> Collection[MessageView]:
+    return received.messages() if isinstance(received, BatchView) else (received,)
 
 
 def _failed(span: Span, error: BaseException) -> None:
@@ -192,12 +192,12 @@ class _Tracing:
     ) -> Iterator[dict[str, Any]]:
         """Yield the options of the publish, with the context of its span."""
         topic = args[0] if args else options.get("topic")
-        given = args[1] if len(args) > 1 else options.get("body", options.get("bodies"))
+        published = args[1] if len(args) > 1 else options.get("body", options.get("bodies"))
         attributes = {**_common(operation, "send", str(topic)), **_place(producer)}
-        if operation == "publish" and isinstance(given, bytes | bytearray):
-            attributes["messaging.message.body.size"] = len(given)
-        elif isinstance(given, list | tuple):
-            attributes["messaging.batch.message_count"] = len(given)
+        if operation == "publish" and isinstance(published, bytes | bytearray):
+            attributes["messaging.message.body.size"] = len(published)
+        elif isinstance(published, list | tuple):
+            attributes["messaging.batch.message_count"] = len(published)
         with self._span(f"{operation} {topic}", SpanKind.PRODUCER, attributes):
             yield {**options, "headers": _with_context(options.get("headers"))}
 
@@ -216,17 +216,17 @@ class _Tracing:
     # Receiving. The span is made when something was received, because its links and attributes are
     # known only then. Waiting for nothing makes no span.
 
-    def _received(self, operation: str, consumer: Any, found: Any, since_ns: int) -> Any:
-        if found is not None and is_instrumentation_enabled():
-            attributes = {**_consumed(operation, "receive", consumer), **_about(found)}
+    def _received(self, operation: str, consumer: Any, received: Any, since_ns: int) -> Any:
+        if received is not None and is_instrumentation_enabled():
+            attributes = {**_consumed(operation, "receive", consumer), **_about(received)}
             self.tracer.start_span(
                 f"{operation} {consumer.topic}",
                 kind=SpanKind.CLIENT,
                 attributes=attributes,
-                links=_links(_messages(found)),
+                links=_links(_messages(received)),
                 start_time=since_ns,
             ).end()
-        return found
+        return received
 
     def receive(self, wrapped: Call, consumer: Any, args: Any, options: Any) -> Any:
         since_ns = time_ns()
@@ -234,8 +234,8 @@ class _Tracing:
 
     async def receive_async(self, wrapped: Call, consumer: Any, args: Any, options: Any) -> Any:
         since_ns = time_ns()
-        found = await wrapped(*args, **options)
-        return self._received(wrapped.__name__, consumer, found, since_ns)
+        received = await wrapped(*args, **options)
+        return self._received(wrapped.__name__, consumer, received, since_ns)
 
     def iterate(self, wrapped: Call, consumer: Any, args: Any, options: Any) -> Iterator[Any]:
         """Make a span for each message. The blocking iteration does not call `receive`."""
@@ -296,23 +296,23 @@ class _Tracing:
 
     # Answering
 
-    def _settling(self, operation: str, found: Any) -> Any:
-        batch = found if isinstance(found, BatchView) else found._batch
+    def _settling(self, operation: str, received: Any) -> Any:
+        batch = received if isinstance(received, BatchView) else received._batch
         consumer = batch.owner
-        attributes = {**_consumed(operation, "settle", consumer), **_about(found)}
-        links = _links(_messages(found))
+        attributes = {**_consumed(operation, "settle", consumer), **_about(received)}
+        links = _links(_messages(received))
         return self._span(f"{operation} {consumer.topic}", SpanKind.CLIENT, attributes, links)
 
-    def settle(self, wrapped: Call, found: Any, args: Any, options: Any) -> Any:
+    def settle(self, wrapped: Call, received: Any, args: Any, options: Any) -> Any:
         if not is_instrumentation_enabled():
             return wrapped(*args, **options)
-        with self._settling(wrapped.__name__, found):
+        with self._settling(wrapped.__name__, received):
             return wrapped(*args, **options)
 
-    async def settle_async(self, wrapped: Call, found: Any, args: Any, options: Any) -> Any:
+    async def settle_async(self, wrapped: Call, received: Any, args: Any, options: Any) -> Any:
         if not is_instrumentation_enabled():
             return await wrapped(*args, **options)
-        with self._settling(wrapped.__name__, found):
+        with self._settling(wrapped.__name__, received):
             return await wrapped(*args, **options)
 
     def wrappers(self) -> Iterator[tuple[str, str, Call]]:

@@ -1,4 +1,4 @@
-"""Source: a consumer of one ZSQ channel that receives in a thread and keeps its leases alive.
+"""ConsumerThread: a consumer of a channel that receives in a thread and keeps its leases alive.
 
 Kombu asks for messages without waiting, and its event loop needs a descriptor that becomes
 readable. Dramatiq waits for a message or a timeout. So a thread waits for deliveries, and calls
@@ -33,7 +33,7 @@ CLOSE_S: Final = 5.0
 TOUCH_SHARE: Final = 3  # a lease is renewed after this part of it
 
 
-class Work:
+class OpenWork:
     """The messages that a process works on, and those that it has ended.
 
     A message comes back after its lease was lost, for example when the broker was killed. If the
@@ -75,7 +75,7 @@ class Work:
         if self._working.get(held.place) is held:
             del self._working[held.place]
 
-    def end_all(self, source: Source) -> None:
+    def end_all(self, source: ConsumerThread) -> None:
         """Note that the messages of a source that was closed return to the channel."""
         for held in list(self._working.values()):
             if held.source is source:
@@ -102,7 +102,7 @@ class Held:
 
     __slots__ = ("_done", "_lock", "delivery", "message", "place", "source")
 
-    def __init__(self, source: Source, delivery: Delivery, message: Message) -> None:
+    def __init__(self, source: ConsumerThread, delivery: Delivery, message: Message) -> None:
         self.source = source
         self.delivery = delivery
         self.message = message
@@ -161,7 +161,7 @@ class Held:
         self.source.work.end(self)
 
 
-class Source:
+class ConsumerThread:
     """A thread with a consumer. `ready`: how many messages it may hold.
 
     `error` is the broker's refusal, after which nothing is received.
@@ -173,7 +173,7 @@ class Source:
         ready: int,
         lease_s: float,
         wake: Callable[[], None],
-        work: Work,
+        work: OpenWork,
     ) -> None:
         self.consumer = consumer
         self.work = work
@@ -190,7 +190,7 @@ class Source:
         self._leaving = False
         self._thread = threading.Thread(target=self._run, name=f"zsq {consumer.topic}", daemon=True)
 
-    def start(self) -> Source:
+    def start(self) -> ConsumerThread:
         """Subscribe, and begin to receive. The channel exists when this returns."""
         self.consumer.set_ready(self._ready)
         self.consumer.subscribe()
@@ -254,7 +254,7 @@ class Source:
     @property
     def idle(self) -> bool:
         """True if all messages are answered."""
-        return not self.arrived and not any(one.left for one in self._deliveries())
+        return not self.arrived and not any(delivery.left for delivery in self._deliveries())
 
     def _deliveries(self) -> list[Delivery]:
         with self._lock:
@@ -308,7 +308,7 @@ class Source:
     def _touch(self) -> None:
         now_s = time.monotonic()
         with self._lock:
-            self._open = {key: one for key, one in self._open.items() if one.left}
+            self._open = {key: each for key, each in self._open.items() if each.left}
         for delivery in self._deliveries():
             if now_s - delivery.touched_s >= self._touch_s:
                 delivery.touched_s = now_s

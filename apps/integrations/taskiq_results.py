@@ -58,7 +58,7 @@ class ResultIsMissingError(ResultGetError):
     task_id: str
 
 
-class Row(NamedTuple):
+class ResultPlace(NamedTuple):
     """The place of a message: its offset, and its time in nanoseconds since 1970."""
 
     offset: int
@@ -70,7 +70,7 @@ class Known(NamedTuple):
     """The newest message of a name among the offsets below `below`. None: there is none."""
 
     below: int
-    row: Row | None
+    row: ResultPlace | None
 
 
 class ResultIndex:
@@ -87,13 +87,13 @@ class ResultIndex:
     def reset(self, head: int) -> None:
         """Forget everything. The next message has the offset `head`."""
         self.low = self.high = head
-        self._rows: OrderedDict[Name, Row] = OrderedDict()  # in the order of the offsets
+        self._rows: OrderedDict[Name, ResultPlace] = OrderedDict()  # in the order of the offsets
         self._known: OrderedDict[Name, Known] = OrderedDict()  # the least recently used first
 
     def __len__(self) -> int:
         return len(self._rows) + len(self._known)
 
-    def follow(self, rows: Iterable[tuple[Name, Row]], next_offset: int) -> None:
+    def follow(self, rows: Iterable[tuple[Name, ResultPlace]], next_offset: int) -> None:
         """Add all messages from `high` to `next_offset`, in order."""
         for name, row in rows:
             self._rows.pop(name, None)
@@ -103,7 +103,7 @@ class ResultIndex:
                 self.low = oldest.offset + 1
         self.high = next_offset
 
-    def extend(self, rows: dict[Name, Row], first: int, end: int) -> None:
+    def extend(self, rows: dict[Name, ResultPlace], first: int, end: int) -> None:
         """Add the newest messages of the offsets from `first` to `end`, if `low` is `end` and
         there is room for all of them.
         """
@@ -115,18 +115,18 @@ class ResultIndex:
                 self._rows.move_to_end(name, last=False)
         self.low = first
 
-    def find(self, name: Name) -> Row | None:
+    def find(self, name: Name) -> ResultPlace | None:
         """Return the newest message of a name, as far as it is known."""
         row = self._rows.get(name)
         return row if row is not None else self.known(name).row
 
     def known(self, name: Name) -> Known:
         """Return what is known of a name below `low`."""
-        found = self._known.get(name)
-        if found is None:
+        known = self._known.get(name)
+        if known is None:
             return Known(0, None)
         self._known.move_to_end(name)
-        return found
+        return known
 
     def complete(self, name: Name) -> bool:
         """Return True if `find` knows the newest message that was stored below `high`."""
@@ -140,7 +140,7 @@ class ResultIndex:
             self._known.popitem(last=False)
 
 
-def rows_of(fetched: Fetched, first: int, end: int) -> Iterable[tuple[Name, Row]]:
+def rows_of(fetched: Fetched, first: int, end: int) -> Iterable[tuple[Name, ResultPlace]]:
     """Return name and place of the messages from `first` to `end`, in order."""
     for block in fetched.blocks:
         if block.key is None or block.tag is None:
@@ -150,7 +150,7 @@ def rows_of(fetched: Fetched, first: int, end: int) -> Iterable[tuple[Name, Row]
         ):
             offset, kind = block.first_offset + index, TAGS.get(tag or b"")
             if key is not None and kind is not None and first <= offset < end:
-                row = Row(offset, block.time_of(index), kind == REMOVED)
+                row = ResultPlace(offset, block.time_of(index), kind == REMOVED)
                 yield (kind == PROGRESS, key), row
 
 
@@ -283,8 +283,8 @@ class ZsqResultBackend(AsyncResultBackend[_T]):
         value = await self._read((True, task_id.encode()))
         if value is None:
             return None
-        found: TaskProgress[Any] = TaskProgress.model_validate(self.serializer.loadb(value))
-        return found
+        progress: TaskProgress[Any] = TaskProgress.model_validate(self.serializer.loadb(value))
+        return progress
 
     async def _publish(self, task_id: str, tag: str, body: bytes) -> None:
         if self._producer is None:
@@ -311,7 +311,7 @@ class ZsqResultBackend(AsyncResultBackend[_T]):
             self._index.reset(row.offset)
         return None
 
-    async def _find(self, name: Name) -> Row | None:
+    async def _find(self, name: Name) -> ResultPlace | None:
         """Return the place of the newest message of a name, or None if it has expired or is
         removed.
         """
@@ -355,10 +355,10 @@ class ZsqResultBackend(AsyncResultBackend[_T]):
         reader, index = self._open_reader(), self._index
         known, begun = index.known(name), index.low
         lowest = max(known.below, await reader.offset_at(self._oldest_ns()))
-        found, end, count = known.row, begun, WINDOW
+        row, end, count = known.row, begun, WINDOW
         while end > lowest:
             first = max(lowest, end - count)
-            rows: dict[Name, Row] = {}
+            rows: dict[Name, ResultPlace] = {}
             offset = first
             while offset < end:
                 fetched = await reader.read(offset, READ_BYTES)
@@ -368,7 +368,7 @@ class ZsqResultBackend(AsyncResultBackend[_T]):
                 offset = fetched.next_offset
             index.extend(rows, first, end)
             if name in rows:
-                found = rows[name]
+                row = rows[name]
                 break
             end, count = first, min(2 * count, WINDOW_MAX)
-        index.note(name, Known(begun, found))
+        index.note(name, Known(begun, row))

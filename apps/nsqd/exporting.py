@@ -89,7 +89,7 @@ class ExportOptions:
 
 
 @dataclass(slots=True)
-class ExportReport:
+class NsqdExportReport:
     """The number of messages of each queue (`topic` or `topic:channel`), and notes."""
 
     queues: dict[str, int] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def export_nsqd(
     data_dir: Path,
     names: Iterable[str] = (),
     options: ExportOptions | None = None,
-) -> ExportReport:
+) -> NsqdExportReport:
     """Export the named topics, or all of them.
 
     Raises `Locked` if a broker runs, `NotFound`, `Refused` or `DataLoss` if messages would be lost,
@@ -142,11 +142,11 @@ class _Export:
         self._temporary = f"{self._out_dir.rstrip('/')}{_TEMPORARY}"
         self._registry = registry
         self._options = options
-        self._report = ExportReport()
+        self._report = NsqdExportReport()
         self._dropped: dict[str, int] = {}
         self._lost = 0
 
-    def run(self, names: list[str]) -> ExportReport:
+    def run(self, names: list[str]) -> NsqdExportReport:
         files = self._files
         rows = self._chosen(names)
         if files.exists(self._temporary):
@@ -165,7 +165,7 @@ class _Export:
             raise
         files.sync_folder(str(Path(self._out_dir).absolute().parent))
         self._report.notes += [
-            f"{what}: {count} messages" for what, count in sorted(self._dropped.items())
+            f"{loss}: {count} messages" for loss, count in sorted(self._dropped.items())
         ]
         return self._report
 
@@ -283,9 +283,9 @@ class _Export:
         known = headers.pop(ID_HEADER, "")
         if not (isinstance(known, str) and len(known) == NSQ_ID_BYTES and _HEX.issuperset(known)):
             known = f"{self._registry.node << _NODE_SHIFT | message.offset:0{NSQ_ID_BYTES}x}"
-        for what, there in (("keys", message.key), ("tags", message.tag), ("headers", headers)):
-            if there:
-                note = f"{what} are left out, because NSQ has none"
+        for columns, value in (("keys", message.key), ("tags", message.tag), ("headers", headers)):
+            if value:
+                note = f"{columns} are left out, because NSQ has none"
                 self._dropped[note] = self._dropped.get(note, 0) + 1
         return NsqMessage(message.timestamp_ns, message.attempts, known.encode(), message.body)
 
@@ -317,19 +317,19 @@ class _Export:
             if self._options.delayed == SKIP:
                 return
             after: DelayedKey | None = None
-            while found := store.listed(after, _DELAYED_AT_ONCE, 1 << 40):
-                for one in found:
+            while messages := store.listed(after, _DELAYED_AT_ONCE, 1 << 40):
+                for message in messages:
                     yield StoredRecord(
-                        one.key.serial,
+                        message.key.serial,
                         time.time_ns(),
                         0,
-                        one.body,
-                        one.message_key,
-                        one.message_tag,
+                        message.body,
+                        message.message_key,
+                        message.message_tag,
                         None,
                     )
-                count -= len(found)
-                after = found[-1].key
+                count -= len(messages)
+                after = messages[-1].key
             if count > 0:
                 self._report.notes.append(
                     f"{name}: {count} delayed messages cannot be read (damage)"

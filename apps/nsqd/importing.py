@@ -161,7 +161,8 @@ class TopicBuilder:
         batch = StateBatch()
         cursors: dict[str, int] = {}
         by_size = sorted(
-            topic.channels, key=lambda one: self._source.bytes(queue_name(topic.name, one.name))
+            topic.channels,
+            key=lambda listed: self._source.bytes(queue_name(topic.name, listed.name)),
         )
         for channel in by_size:
             begin = writer.end
@@ -234,17 +235,17 @@ class TopicBuilder:
         """Read the whole topic back, as the broker will. Raises `Damaged` if anything differs."""
         store = open_store(self._files, directory, self._options, identity)
         try:
-            found = hashlib.sha256()
+            sha256 = hashlib.sha256()
             offset = store.log.start
             while blocks := store.log.read(offset, READ_BYTES, store.log.end):
                 for block in blocks:
                     for body in block.body.values():
                         assert body is not None
-                        found.update(b"%d:" % len(body))
-                        found.update(body)
+                        sha256.update(b"%d:" % len(body))
+                        sha256.update(body)
                     offset = block.next_offset
             table = store.state.load()
-            if found.hexdigest() != digest or offset - store.log.start != built.messages:
+            if sha256.hexdigest() != digest or offset - store.log.start != built.messages:
                 raise Damaged(
                     f"{directory}: the messages of topic {built.name} were not written "
                     "correctly; check the disk and try again"

@@ -95,8 +95,8 @@ class FileView:
         """Return the first place from `position` that looks like a complete record, or `end`."""
         while position < end:
             window = self.get(position, READ_BYTES)
-            for found in _CANDIDATE.finditer(window):
-                at = position + found.start()
+            for candidate in _CANDIDATE.finditer(window):
+                at = position + candidate.start()
                 if at >= end:
                     return end
                 if self._is_found(at):

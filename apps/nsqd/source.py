@@ -121,7 +121,7 @@ class NsqdSource:
 
         Ephemeral topics are left out, because nsqd keeps none of their messages on disk.
         """
-        found: dict[str, dict[str, bool]] = {}
+        topics: dict[str, dict[str, bool]] = {}
         paused: dict[str, bool] = {}
         for topic in self.listed.topics:
             if is_ephemeral(topic.name):
@@ -131,10 +131,10 @@ class NsqdSource:
                 )
                 continue
             name = self._own_name(
-                topic.name, [one.name for one in self.listed.topics], f"topic {topic.name}", report
+                topic.name, [row.name for row in self.listed.topics], f"topic {topic.name}", report
             )
             paused[check_name(name)] = topic.paused
-            found[name] = {}
+            topics[name] = {}
             self._rename(queue_name(name), queue_name(topic.name))
             for channel in topic.channels:
                 if is_ephemeral(channel.name):
@@ -143,16 +143,16 @@ class NsqdSource:
                         "messages of it on disk; left out"
                     )
                     continue
-                others = [one.name for one in topic.channels]
+                others = [row.name for row in topic.channels]
                 member = self._own_name(
                     channel.name, others, f"channel {topic.name}/{channel.name}", report
                 )
-                found[name][check_name(member, "channel")] = channel.paused
+                topics[name][check_name(member, "channel")] = channel.paused
                 self._rename(queue_name(name, member), queue_name(topic.name, channel.name))
         taken = set(self._renamed.values())
         for queue in sorted(self._numbers):
             name, _, member = queue.partition(":")
-            if queue in taken or (name in found and (not member or member in found[name])):
+            if queue in taken or (name in topics and (not member or member in topics[name])):
                 continue
             if not self.bytes(queue):
                 continue
@@ -168,7 +168,7 @@ class NsqdSource:
                 continue
             report.notes.append(f"{NSQD_NAME} does not list {queue}, but it has files; imported")
             paused.setdefault(name, False)
-            channels = found.setdefault(name, {})
+            channels = topics.setdefault(name, {})
             if member:
                 channels[member] = False
         report.notes += [
@@ -181,27 +181,29 @@ class NsqdSource:
                 paused[name],
                 tuple(NsqdChannel(channel, stopped) for channel, stopped in channels.items()),
             )
-            for name, channels in found.items()
+            for name, channels in topics.items()
         ]
 
-    def _own_name(self, name: str, others: Sequence[str], what: str, report: SourceReport) -> str:
+    def _own_name(
+        self, name: str, others: Sequence[str], caption: str, report: SourceReport
+    ) -> str:
         """Return the topic's or channel's name in ZSQ.
 
         nsqd permits two names that mean a folder (`.` and `..`). ZSQ does not permit them, so they
         are replaced by unused names.
         """
-        own = RENAMED.get(name, name)
-        while own != name and own in others:
-            own += "-"
-        if own != name:
+        new_name = RENAMED.get(name, name)
+        while new_name != name and new_name in others:
+            new_name += "-"
+        if new_name != name:
             report.notes.append(
-                f"{what} is renamed to {own}, because ZSQ does not allow the name {name}"
+                f"{caption} is renamed to {new_name}, because ZSQ does not allow the name {name}"
             )
-        return own
+        return new_name
 
-    def _rename(self, here: str, there: str) -> None:
-        if here != there:
-            self._renamed[here] = there
+    def _rename(self, old_name: str, new_name: str) -> None:
+        if old_name != new_name:
+            self._renamed[old_name] = new_name
 
     def _meta(self, queue: str) -> Meta | None:
         if queue not in self._metas:
@@ -293,7 +295,11 @@ class NsqdSource:
         """Return the number of bytes to read from a queue."""
         queue = self._renamed.get(queue, queue)
         number, position = self._begin(queue)
-        total = sum(self._size(queue, one) for one in self._numbers.get(queue, ()) if one >= number)
+        total = sum(
+            self._size(queue, file_number)
+            for file_number in self._numbers.get(queue, ())
+            if file_number >= number
+        )
         return max(0, total - position)
 
     def messages(self, queue: str, report: SourceReport) -> Iterator[tuple[str, int, NsqMessage]]:
@@ -310,11 +316,11 @@ class NsqdSource:
                     f"{text}; all messages in its files are imported, and some may be imported "
                     "twice"
                 )
-        for one in numbers:
-            if one >= number:
-                path = self._path(queue, one)
+        for file_number in numbers:
+            if file_number >= number:
+                path = self._path(queue, file_number)
                 for at, message in read_messages(
-                    self._files, path, position if one == number else 0, report.lose
+                    self._files, path, position if file_number == number else 0, report.lose
                 ):
                     yield path, at, message
 
@@ -324,18 +330,18 @@ class NsqdSource:
         It covers names, sizes, metadata, and the start and end of each data file. It does not cover
         the whole files, because one may have a terabyte.
         """
-        found = hashlib.sha256(self._files.read_file(f"{self.folder}/{NSQD_NAME}", NSQD_BYTES_MAX))
+        sha256 = hashlib.sha256(self._files.read_file(f"{self.folder}/{NSQD_NAME}", NSQD_BYTES_MAX))
         for queue in sorted(self._metas | set(self._numbers)):
-            found.update(f"\0{queue}\0{self._meta(queue)}".encode())
+            sha256.update(f"\0{queue}\0{self._meta(queue)}".encode())
             for number in self._numbers.get(queue, ()):
                 view = FileView(self._files, self._path(queue, number))
                 try:
-                    found.update(f"\0{number}\0{view.size}\0".encode())
-                    found.update(view.get(0, _SAMPLE_BYTES))
-                    found.update(view.get(max(0, view.size - _SAMPLE_BYTES), _SAMPLE_BYTES))
+                    sha256.update(f"\0{number}\0{view.size}\0".encode())
+                    sha256.update(view.get(0, _SAMPLE_BYTES))
+                    sha256.update(view.get(max(0, view.size - _SAMPLE_BYTES), _SAMPLE_BYTES))
                 finally:
                     view.close()
-        return found.hexdigest()
+        return sha256.hexdigest()
 
 
 READ_BYTES: Final = 1024 * 1024

@@ -174,8 +174,8 @@ class ArchiveLogs:
     def names(self, topic: str) -> list[str]:
         """Return the topic itself, or its parts that are in this bucket."""
         known = self._known()
-        parts = [] if topic in known else [one for one in known if base_of(one) == topic]
-        return sorted(parts, key=lambda one: part_of(one) or (one, 0)) or [topic]
+        parts = [] if topic in known else [name for name in known if base_of(name) == topic]
+        return sorted(parts, key=lambda name: part_of(name) or (name, 0)) or [topic]
 
     def manifest(self, topic: str) -> Manifest:
         known = self._known()
@@ -186,17 +186,17 @@ class ArchiveLogs:
         return known[topic]
 
     def extent(self, topic: str) -> Extent:
-        found = self.manifest(topic)
-        if not found.chunks:
-            return Extent(found.start, found.start, found.uuid)
-        start = max(found.start, found.chunks[0].base_offset)
-        return Extent(start, found.chunks[-1].next_offset, found.uuid)
+        manifest = self.manifest(topic)
+        if not manifest.chunks:
+            return Extent(manifest.start, manifest.start, manifest.uuid)
+        start = max(manifest.start, manifest.chunks[0].base_offset)
+        return Extent(start, manifest.chunks[-1].next_offset, manifest.uuid)
 
     def offset_at(self, topic: str, time_ms: int) -> int:
-        found, extent = self.manifest(topic), self.extent(topic)
+        manifest, extent = self.manifest(topic), self.extent(topic)
         try:
             with ArchiveReader(
-                _bucket(self.url), found.uuid, found.chunks, extent.start, extent.head
+                _bucket(self.url), manifest.uuid, manifest.chunks, extent.start, extent.head
             ) as reader:
                 offset = reader.offset_at(time_ms * 1_000_000)
         except StorageError as error:
@@ -210,15 +210,15 @@ class ArchiveLogs:
 
         The border within a chunk comes from the chunk's index.
         """
-        found, extent = self.manifest(topic), self.extent(topic)
+        manifest, extent = self.manifest(topic), self.extent(topic)
         size, messages, border = 0.0, 0, stop
-        for row in found.chunks:
+        for row in manifest.chunks:
             low, high = max(start, row.base_offset), min(stop, row.next_offset)
             if low >= high:
                 continue
             part = row.size * (high - low) / (row.next_offset - row.base_offset)
             if border == stop and size + part > bytes_max:
-                border = self._border(found.uuid, row, low, high, (bytes_max - size) / part)
+                border = self._border(manifest.uuid, row, low, high, (bytes_max - size) / part)
             messages += high - low
             size += part
         return Measured(int(size), border, extent.start, extent.head, messages)

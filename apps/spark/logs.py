@@ -112,20 +112,20 @@ class TopicLogs:
         if known is not None and known[0] == pattern and time.monotonic() < known[2]:
             return known[1]
         try:
-            found = matching(pattern, self._all())
+            topics = matching(pattern, self._all())
         except (Refused, BrokerUnreachable) as error:
             if known is None or known[0] != pattern or error.code == E_FORBIDDEN:
                 raise
             LOGGER.warning("the topics could not be listed; the last list is used: %s", error)
-            found = known[1]
-        if len(found) > TOPICS_MAX:
+            topics = known[1]
+        if len(topics) > TOPICS_MAX:
             raise UsageError(
                 E_BAD_ARGUMENT,
-                f"option 'subscribePattern' is {pattern[:80]!r}, which matches {len(found)} topics "
-                f"of {self._url}; a query reads at most {TOPICS_MAX}: use several queries",
+                f"option 'subscribePattern' is {pattern[:80]!r}, which matches {len(topics)} "
+                f"topics of {self._url}; a query reads at most {TOPICS_MAX}: use several queries",
             )
-        self._matched = pattern, found, time.monotonic() + TOPICS_ASKED_S
-        return found
+        self._matched = pattern, topics, time.monotonic() + TOPICS_ASKED_S
+        return topics
 
     def _all(self) -> list[str]:
         """Return the names of all topics that this client may see.
@@ -136,7 +136,7 @@ class TopicLogs:
         admin = self._asker()
         names = {base_of(name) for name in admin.topics()}
         try:
-            names.update(one["topic"] for one in admin.cluster()["topics"])
+            names.update(row["topic"] for row in admin.cluster()["topics"])
         except UsageError as error:
             if error.code not in (E_UNSUPPORTED, E_BAD_COMMAND):
                 raise

@@ -176,25 +176,25 @@ def source_options(
     address if no option gives one. Raises `UsageError` (E_BAD_ARGUMENT), which says what to write
     instead.
     """
-    given = _given(options, SOURCE_NAMES, "writing")
-    topics, pattern = _topics(given)
-    starting = _points(given, "starting", topics, pattern)
-    ending = _points(given, "ending", topics, pattern)
+    values = _given(options, SOURCE_NAMES, "writing")
+    topics, pattern = _topics(values)
+    starting = _points(values, "starting", topics, pattern)
+    ending = _points(values, "ending", topics, pattern)
     every = topics or (EVERY,)
     if streaming:
         _refuse(
-            given,
+            values,
             ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
             "a streaming query has no end; use spark.read",
         )
     elif streaming is not None:
         _refuse(
-            given,
+            values,
             ("channel",),
             "a channel follows the commits of a streaming query; use spark.readStream",
         )
         _refuse(
-            given,
+            values,
             ("maxOffsetsPerTrigger", "maxBytesPerTrigger"),
             "it limits the micro-batches of a streaming query; use spark.readStream",
         )
@@ -208,23 +208,23 @@ def source_options(
                 "endingOffsets 'earliest' leaves nothing to read: use 'latest', an offset, or "
                 "endingTimestamp"
             )
-    place = given.get("url") or url
+    place = values.get("url") or url
     return SourceOptions(
         url=place,
-        bucket=_bucket(given, place, streaming=streaming),
+        bucket=_bucket(values, place, streaming=streaming),
         topics=topics,
-        columns=_columns(given),
+        columns=_columns(values),
         pattern=pattern,
         starting=_or(starting, dict.fromkeys(every, LATEST if streaming else EARLIEST)),
         ending=_or(ending, dict.fromkeys(every, LATEST)),
-        offsets_max=_whole(given, "maxOffsetsPerTrigger"),
-        bytes_max=_whole(given, "maxBytesPerTrigger", sizes=True),
-        partitions_min=_whole(given, "minPartitions"),
-        fail_on_data_loss=_flag(given, "failOnDataLoss", True),
-        channel=check_name(given["channel"], "channel") if "channel" in given else "",
-        timeout_s=_timeout(given),
-        key_file=given.get("keyFile", ""),
-        transport=_transport(given),
+        offsets_max=_whole(values, "maxOffsetsPerTrigger"),
+        bytes_max=_whole(values, "maxBytesPerTrigger", sizes=True),
+        partitions_min=_whole(values, "minPartitions"),
+        fail_on_data_loss=_flag(values, "failOnDataLoss", True),
+        channel=check_name(values["channel"], "channel") if "channel" in values else "",
+        timeout_s=_timeout(values),
+        key_file=values.get("keyFile", ""),
+        transport=_transport(values),
         unknown=_unknown(options),
     )
 
@@ -234,25 +234,25 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
 
     Raises `UsageError` (E_BAD_ARGUMENT), which says what to write instead.
     """
-    given = _given(options, SINK_NAMES, "reading")
-    app, version = given.get("txnAppId", ""), _whole(given, "txnVersion", least=0, missing=-1)
-    if ("txnAppId" in given) != ("txnVersion" in given):
+    values = _given(options, SINK_NAMES, "reading")
+    app, version = values.get("txnAppId", ""), _whole(values, "txnVersion", least=0, missing=-1)
+    if ("txnAppId" in values) != ("txnVersion" in values):
         raise wrong(
             "txnAppId and txnVersion belong together: give both, such as .option('txnAppId', "
             "NAME).option('txnVersion', batch_id)"
         )
-    if "txnAppId" in given and streaming:
+    if "txnAppId" in values and streaming:
         raise wrong(
             "txnAppId and txnVersion are for df.write within foreachBatch; writeStream takes "
             "the query's id and the batch's number"
         )
-    if "txnAppId" in given and not 0 < len(app.encode()) <= TRANSACTION_APP_BYTES_MAX:
+    if "txnAppId" in values and not 0 < len(app.encode()) <= TRANSACTION_APP_BYTES_MAX:
         raise wrong(
             f"txnAppId {app[:40]!r} is {len(app.encode())} bytes; it must be 1 to "
             f"{TRANSACTION_APP_BYTES_MAX} bytes"
         )
-    topic = check_stage_topic(given["topic"]) if "topic" in given else ""
-    place = given.get("url") or url
+    topic = check_stage_topic(values["topic"]) if "topic" in values else ""
+    place = values.get("url") or url
     if _is_bucket(place):
         raise wrong(
             f"{place} is a bucket, and messages are written through a broker: name the "
@@ -263,18 +263,18 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
         topic=topic,
         app=app,
         version=version,
-        timeout_s=_timeout(given),
-        key_file=given.get("keyFile", ""),
-        transport=_transport(given),
+        timeout_s=_timeout(values),
+        key_file=values.get("keyFile", ""),
+        transport=_transport(values),
         unknown=_unknown(options),
     )
 
 
-def _transport(given: Mapping[str, str]) -> str | None:
-    found = given.get("transport", "").lower()
-    if found not in {"", "auto", "tcp"}:
-        raise wrong(f"option 'transport' is {given['transport']!r}; it takes 'auto' or 'tcp'")
-    return found or None
+def _transport(values: Mapping[str, str]) -> str | None:
+    transport = values.get("transport", "").lower()
+    if transport not in {"", "auto", "tcp"}:
+        raise wrong(f"option 'transport' is {values['transport']!r}; it takes 'auto' or 'tcp'")
+    return transport or None
 
 
 def _is_bucket(url: str) -> bool:
@@ -290,11 +290,13 @@ def _refuse_brokers(url: str) -> None:
         )
 
 
-def _bucket(given: Mapping[str, str], url: str, *, streaming: bool | None) -> str:
+def _bucket(values: Mapping[str, str], url: str, *, streaming: bool | None) -> str:
     """Return whether archived messages are read from the bucket: auto, always, or never."""
-    mode = given.get("bucket", "").lower()
+    mode = values.get("bucket", "").lower()
     if mode not in {"", AUTO, ALWAYS, NEVER}:
-        raise wrong(f"option 'bucket' is {given['bucket']!r}; it takes 'auto', 'always' or 'never'")
+        raise wrong(
+            f"option 'bucket' is {values['bucket']!r}; it takes 'auto', 'always' or 'never'"
+        )
     if _is_bucket(url):
         _refuse_brokers(url)
         parse_bucket_url(url)
@@ -319,11 +321,11 @@ def _given(options: Mapping[str, str], names: Sequence[str], other: str) -> dict
     Refuse what belongs to the other side or to other connectors, and what is misspelt.
     """
     proper = {name.lower(): name for name in names}
-    found = {}
+    values = {}
     for name, value in options.items():
         lower = name.lower()
         if lower in proper:
-            found[proper[lower]] = str(value).strip()
+            values[proper[lower]] = str(value).strip()
         elif lower in _NAMES:
             raise wrong(
                 f"option {_NAMES[lower]!r} is for {other} and has no effect here: leave it out"
@@ -341,7 +343,7 @@ def _given(options: Mapping[str, str], names: Sequence[str], other: str) -> dict
                 f"option {name!r} is not an option of zsq: name the file with the client's keys "
                 "by option 'keyFile', for a broker that encrypts"
             )
-    return found
+    return values
 
 
 def _close(lower: str, proper: Mapping[str, str]) -> list[str]:
@@ -355,21 +357,21 @@ def _unknown(options: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in options if name.lower() not in _FOREIGN | _NAMES.keys()))
 
 
-def _refuse(given: Mapping[str, str], names: Sequence[str], why: str) -> None:
+def _refuse(values: Mapping[str, str], names: Sequence[str], why: str) -> None:
     for name in names:
-        if name in given:
+        if name in values:
             raise wrong(f"option {name!r} is not allowed here: {why}")
 
 
-def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+def _topics(values: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
     """Return the topics by name and "", or no names and the pattern."""
-    naming = [name for name in _NAMING if name in given]
+    naming = [name for name in _NAMING if name in values]
     if len(naming) > 1:
         both = " and ".join(map(repr, naming[:2]))
         raise wrong(f"options {both} both say which topics are read: give only one of them")
     if naming == ["subscribePattern"]:
-        return (), check_pattern(given["subscribePattern"])
-    text = given[naming[0]] if naming else ""
+        return (), check_pattern(values["subscribePattern"])
+    text = values[naming[0]] if naming else ""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise wrong(
@@ -381,17 +383,19 @@ def _topics(given: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
     return tuple(sorted({check_name(name) for name in names})), ""
 
 
-def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
-    with_headers = _flag(given, "includeHeaders", False)
-    if "columns" not in given:
+def _columns(values: Mapping[str, str]) -> tuple[str, ...]:
+    with_headers = _flag(values, "includeHeaders", False)
+    if "columns" not in values:
         return (*SOURCE_COLUMNS, HEADERS) if with_headers else SOURCE_COLUMNS
     proper = {name.lower(): name for name in COLUMNS}
-    names = [name.strip() for name in given["columns"].split(",") if name.strip()]
+    names = [name.strip() for name in values["columns"].split(",") if name.strip()]
     unknown = [name for name in names if name.lower() not in proper]
     if unknown or not names or len({name.lower() for name in names}) != len(names):
-        what = f"unknown column {unknown[0]!r}" if unknown else "it names no column, or one twice"
+        problem = (
+            f"unknown column {unknown[0]!r}" if unknown else "it names no column, or one twice"
+        )
         raise wrong(
-            f"option 'columns' is {given['columns']!r}: {what}; the columns are "
+            f"option 'columns' is {values['columns']!r}: {problem}; the columns are "
             f"{', '.join(COLUMNS)}"
         )
     return tuple(proper[name.lower()] for name in names)
@@ -403,7 +407,7 @@ def _or(points: dict[str, Point] | None, missing: dict[str, Point]) -> dict[str,
 
 
 def _points(
-    given: Mapping[str, str], side: str, topics: tuple[str, ...], pattern: str
+    values: Mapping[str, str], side: str, topics: tuple[str, ...], pattern: str
 ) -> dict[str, Point] | None:
     """Return the point of `side` for each topic, or None if no option sets it.
 
@@ -411,25 +415,25 @@ def _points(
     """
     stamp, stamps, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
     every = topics or (EVERY,)
-    if stamp in given:
-        return dict.fromkeys(every, Point("time", _whole(given, stamp, least=0)))
-    if stamps in given:
+    if stamp in values:
+        return dict.fromkeys(every, Point("time", _whole(values, stamp, least=0)))
+    if stamps in values:
         return {
             topic: Point("time", value)
-            for topic, value in _by_topic(given, stamps, topics, pattern, least=0).items()
+            for topic, value in _by_topic(values, stamps, topics, pattern, least=0).items()
         }
-    if offsets not in given:
+    if offsets not in values:
         return None
     words = {"earliest": EARLIEST, "latest": LATEST}
-    if given[offsets].lower() in words:
-        return dict.fromkeys(every, words[given[offsets].lower()])
+    if values[offsets].lower() in words:
+        return dict.fromkeys(every, words[values[offsets].lower()])
     signs = {-2: EARLIEST, -1: LATEST}
-    found = _by_topic(given, offsets, topics, pattern, least=-2)
-    return {topic: signs.get(value, Point("offset", value)) for topic, value in found.items()}
+    numbers = _by_topic(values, offsets, topics, pattern, least=-2)
+    return {topic: signs.get(value, Point("offset", value)) for topic, value in numbers.items()}
 
 
 def _by_topic(
-    given: Mapping[str, str], name: str, topics: tuple[str, ...], pattern: str, *, least: int
+    values: Mapping[str, str], name: str, topics: tuple[str, ...], pattern: str, *, least: int
 ) -> dict[str, int]:
     """Return a number for each topic: {"topic": number} or Kafka's {"topic": {"0": number}}.
 
@@ -438,11 +442,11 @@ def _by_topic(
     """
     usual = '"earliest", "latest" or ' if name.endswith("Offsets") else ""
     form = (
-        f"option {name!r} is {given[name][:80]!r}; it takes {usual}JSON such as "
+        f"option {name!r} is {values[name][:80]!r}; it takes {usual}JSON such as "
         f'{{"{topics[0] if topics else "TOPIC"}": 17}}'
     )
     try:
-        read = json.loads(given[name])
+        read = json.loads(values[name])
     except ValueError as error:
         raise wrong(f"{form} ({error})") from None
     if type(read) is not dict:
@@ -459,24 +463,24 @@ def _by_topic(
             f"it names {', '.join(sorted(read)) or 'none'}, and the query reads {', '.join(topics)}"
         )
         raise wrong(f"option {name!r} must name each topic: {text}")
-    found = {}
+    numbers = {}
     for topic, value in read.items():
         each: dict[str, Any] = {topic: value}
         if type(value) is dict:
             each = {topic if list(value) == ["0"] else f"{topic}#{n}": value[n] for n in value}
-            if not each or any(part_of(one) is None for one in each if one != topic):
+            if not each or any(part_of(log) is None for log in each if log != topic):
                 raise wrong(
                     f"{form}; the partitions of topic {topic} are numbers such as "
                     f'"0", not {", ".join(map(repr, value)) or "none"}'
                 )
-        for one, number in each.items():
+        for log, number in each.items():
             if type(number) is not int or not least <= number <= INT64_MAX:
                 raise wrong(
-                    f"{form}; the value of topic {one} is {number!r}, but must be a whole number "
+                    f"{form}; the value of topic {log} is {number!r}, but must be a whole number "
                     f"of at least {least}"
                 )
-            found[one] = number
-    return found
+            numbers[log] = number
+    return numbers
 
 
 _SIZES: Final = {
@@ -492,12 +496,12 @@ _SIZES: Final = {
 
 
 def _whole(
-    given: Mapping[str, str], name: str, *, least: int = 1, missing: int = 0, sizes: bool = False
+    values: Mapping[str, str], name: str, *, least: int = 1, missing: int = 0, sizes: bool = False
 ) -> int:
     """Return a whole number of at least `least`. With `sizes`, also accept Spark's form (64m)."""
-    if name not in given:
+    if name not in values:
         return missing
-    text = given[name].lower()
+    text = values[name].lower()
     digits = text.rstrip("bkmg") if sizes else text
     unit = _SIZES.get(text[len(digits) :], 0)
     if (
@@ -505,19 +509,19 @@ def _whole(
         or not least <= int(digits) * unit <= INT64_MAX
     ):
         form = f"a whole number of at least {least}{', such as 1048576 or 1m' if sizes else ''}"
-        raise wrong(f"option {name!r} is {given[name]!r}; it takes {form}")
+        raise wrong(f"option {name!r} is {values[name]!r}; it takes {form}")
     return int(digits) * unit
 
 
-def _flag(given: Mapping[str, str], name: str, missing: bool) -> bool:
-    text = given.get(name, str(missing)).lower()
+def _flag(values: Mapping[str, str], name: str, missing: bool) -> bool:
+    text = values.get(name, str(missing)).lower()
     if text not in {"true", "false"}:
-        raise wrong(f"option {name!r} is {given[name]!r}; it takes 'true' or 'false'")
+        raise wrong(f"option {name!r} is {values[name]!r}; it takes 'true' or 'false'")
     return text == "true"
 
 
-def _timeout(given: Mapping[str, str]) -> float:
-    text = given.get("timeout", "")
+def _timeout(values: Mapping[str, str]) -> float:
+    text = values.get("timeout", "")
     try:
         seconds = float(text.lower().removesuffix("s")) if text else TIMEOUT_S
     except ValueError:

@@ -110,22 +110,22 @@ def _packed(row: list[Any] | None) -> bytes | None:
         for header in row
         if header is not None
     ]
-    found = dict(pairs)
-    if CHANNEL_HEADER in found:
+    headers = dict(pairs)
+    if CHANNEL_HEADER in headers:
         raise _wrong(
             f"header {CHANNEL_HEADER!r} addresses a message to one channel, which a write of Spark "
             "cannot do: leave it out"
         )
-    if None in found:
+    if None in headers:
         raise _wrong("a header has a null key; filter such headers out")
-    if len(found) < len(pairs):
+    if len(headers) < len(pairs):
         names = sorted(key for key, _ in pairs)
         twice = next(a for a, b in pairwise(names) if a == b)
         raise _wrong(
             f"header {twice!r} occurs twice in one row; a message can have only one value for "
             "each header: join them, or rename one"
         )
-    return pack_headers(found)
+    return pack_headers(headers)
 
 
 def topic_of(batch: pa.RecordBatch, before: str) -> str:
@@ -183,8 +183,8 @@ def rows_as_batches(
     """
     kinds = pa.schema([(name, _OF_SPARK.get(kind.lower(), pa.string())) for name, kind in fields])
     source = iter(rows)
-    while found := list(islice(source, _ROWS)):
-        columns = zip(*found, strict=True)
+    while chunk := list(islice(source, _ROWS)):
+        columns = zip(*chunk, strict=True)
         arrays = [
             pa.array(list(column), kind) for column, kind in zip(columns, kinds.types, strict=True)
         ]

@@ -94,8 +94,8 @@ class StreamPosition:
         Raises `UsageError` (E_BAD_ARGUMENT) if this version cannot have written it.
         """
         try:
-            found = json.loads(read) if isinstance(read, str) else read
-            version = found["version"]
+            position = json.loads(read) if isinstance(read, str) else read
+            version = position["version"]
             if type(version) is not int or version > VERSION:
                 text = (
                     f"the checkpoint has offsets of version {version!r}, and this zsq reads "
@@ -103,12 +103,12 @@ class StreamPosition:
                 )
                 raise UsageError(E_BAD_ARGUMENT, text)
             offsets = {
-                name if name in found["uuids"] else part_name(name, int(number)): offset
-                for name, value in found["topics"].items()
+                name if name in position["uuids"] else part_name(name, int(number)): offset
+                for name, value in position["topics"].items()
                 for number, offset in value.items()
-                if number == "0" or name not in found["uuids"]
+                if number == "0" or name not in position["uuids"]
             }
-            uuids = {name: str(found["uuids"][name]) for name in offsets}
+            uuids = {name: str(position["uuids"][name]) for name in offsets}
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
             text = (
                 f"the checkpoint does not hold offsets of zsq but {repr(read)[:200]}: give the "
@@ -181,10 +181,10 @@ def split(
     parts = []
     for span in spans:
         count = span.stop - span.start
-        share, whole = (span.size_bytes, total_bytes) if total_bytes else (count, total)
+        share, span_total = (span.size_bytes, total_bytes) if total_bytes else (count, total)
         by_bytes = -(-span.size_bytes // partition_bytes)
         # This rounds up, because `partitions_min` is a minimum.
-        by_wish = -(-partitions_min * share // whole)
+        by_wish = -(-partitions_min * share // span_total)
         pieces = min(count, max(1, by_bytes, by_wish), PARTITIONS_MAX)
         parts += _pieces(span, pieces, border)
     return _at_least(parts, min(partitions_min, total))
@@ -263,15 +263,15 @@ class _Plan:
         """Return the logs that the query reads now, with their extents."""
         if not self._options.pattern:
             return {name: self.logs.extent(name) for name in self.names()}
-        found: dict[str, Extent] = {}
+        extents: dict[str, Extent] = {}
         for topic in self.topics():
             try:
-                found.update({name: self.logs.extent(name) for name in self.logs.names(topic)})
+                extents.update({name: self.logs.extent(name) for name in self.logs.names(topic)})
             except (NotFound, HasParts):
                 # It was deleted after the topics were listed, or was created again with parts. The
                 # next list has what there is now, and `unlisted` says what the query has lost.
                 LOGGER.info("topic %s was listed, and has changed since", topic)
-        return found
+        return extents
 
     def _check_named(self, points: Mapping[str, Point], side: str, extents: Iterable[str]) -> None:
         """Check that points for topics by name are for exactly those that the pattern matches.
@@ -281,16 +281,16 @@ class _Plan:
         """
         if not self._options.pattern or EVERY in points:
             return
-        found, named = set(map(base_of, extents)), set(map(base_of, points))
-        if found != named:
-            lacks = ", ".join(sorted(found - named)[:_NAMES_SHOWN])
-            more = ", ".join(sorted(named - found)[:_NAMES_SHOWN])
-            what = [f"it does not name {lacks}"] if lacks else []
-            what += [f"it names {more}, which do not exist"] if more else []
+        existing, named = set(map(base_of, extents)), set(map(base_of, points))
+        if existing != named:
+            lacks = ", ".join(sorted(existing - named)[:_NAMES_SHOWN])
+            more = ", ".join(sorted(named - existing)[:_NAMES_SHOWN])
+            problems = [f"it does not name {lacks}"] if lacks else []
+            problems += [f"it names {more}, which do not exist"] if more else []
             raise UsageError(
                 E_BAD_ARGUMENT,
                 f"the {side} offsets must name each topic that subscribePattern "
-                f"{self._options.pattern[:80]!r} matches now: {', and '.join(what)}",
+                f"{self._options.pattern[:80]!r} matches now: {', and '.join(problems)}",
             )
 
     def _point(self, points: Mapping[str, Point], name: str) -> Point:
@@ -299,20 +299,20 @@ class _Plan:
         Raises `UsageError` if an option gives one offset for several parts, or leaves out a part.
         """
         topic = base_of(name)
-        found = points.get(name) or points.get(topic) or points.get(EVERY)
+        point = points.get(name) or points.get(topic) or points.get(EVERY)
         several = name != topic and (bool(self._options.pattern) or topic in self._options.topics)
-        if found is None or (
-            several and name not in points and found.kind == "offset" and
+        if point is None or (
+            several and name not in points and point.kind == "offset" and
             len(self.logs.names(topic)) > 1
         ):  # fmt: skip
             logs = self.logs.names(topic)
             if logs == [topic]:
                 text = f"topic {topic} has no parts: give one offset, such as"
                 raise UsageError(E_BAD_ARGUMENT, f'{text} {{"{topic}": 17}}')
-            given = ", ".join(f'"{n}": 17' for n in range(len(logs)))
+            example = ", ".join(f'"{n}": 17' for n in range(len(logs)))
             text = f"topic {topic} has parts: give an offset for each, such as"
-            raise UsageError(E_BAD_ARGUMENT, f'{text} {{"{topic}": {{{given}}}}}')
-        return found
+            raise UsageError(E_BAD_ARGUMENT, f'{text} {{"{topic}": {{{example}}}}}')
+        return point
 
     def _lost(self, text: str) -> None:
         """Raise `DataLoss` (E_DATA_LOSS), or only log it if failOnDataLoss is false."""
@@ -457,12 +457,12 @@ class StreamPlan(_Plan):
             return
         for name, extent in extents.items():
             self._first(name, start, extent)
-        found = self.unlisted(start, extents)
-        if found:
+        unlisted = self.unlisted(start, extents)
+        if unlisted:
             raise Refused(
                 E_CLOSING,
-                f"the broker did not list topic {min(found)} although it exists: start the query "
-                "again",
+                f"the broker did not list topic {min(unlisted)} although it exists: start the "
+                "query again",
             )
 
     def head(self) -> StreamPosition:
@@ -541,14 +541,14 @@ class StreamPlan(_Plan):
         unless the broker knows that it ended at the query's offset. Messages that came after the
         last look would otherwise be lost without notice.
         """
-        found: dict[str, Extent] = {}
+        unlisted: dict[str, Extent] = {}
         if not self._options.pattern:
-            return found
+            return unlisted
         for name, offset in place.offsets.items():
             if name in listed or not self._options.reads(name):
                 continue
             try:
-                found[name] = self.logs.extent(name)
+                unlisted[name] = self.logs.extent(name)
             except (NotFound, HasParts):
                 if self.logs.ended(name) == offset:
                     LOGGER.info("topic %s was deleted after all of it was read", name)
@@ -557,7 +557,7 @@ class StreamPlan(_Plan):
                     f"topic {name} was deleted after it was read up to offset {offset}, and it may "
                     "have had more messages"
                 )
-        return found
+        return unlisted
 
     def _first(self, topic: str, place: StreamPosition, extent: Extent) -> int:
         """Return the offset at which the query continues in a topic after `place`.

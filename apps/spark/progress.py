@@ -48,24 +48,24 @@ def behind(progress: Mapping[str, Any] | None) -> Behind | None:
       the broker was restored or its disk was damaged, count too.
     - `bytes`: approximately their size on disk.
     """
-    found = None
+    behind_all = None
     for source in (progress or {}).get("sources", ()):
         latest = source.get("latestOffset")
         try:
             read = json.loads(latest) if isinstance(latest, str) else latest
-            told = read[BEHIND]
-            one = Behind(int(told["rows"]), int(told["bytes"]))
+            counts = read[BEHIND]
+            log_behind = Behind(int(counts["rows"]), int(counts["bytes"]))
         except (KeyError, TypeError, ValueError, RecursionError):
             continue  # another source, or one that could not say it
-        found = (found or NOTHING) + one
-    return found
+        behind_all = (behind_all or NOTHING) + log_behind
+    return behind_all
 
 
 def behind_as_json(logs: Iterable[tuple[str, Behind]]) -> dict[str, object]:
     """Return the report of these topics. A topic with several parts is given once for each part."""
     topics: dict[str, Behind] = {}
-    for topic, one in logs:
-        topics[topic] = topics.get(topic, NOTHING) + one
+    for topic, log_behind in logs:
+        topics[topic] = topics.get(topic, NOTHING) + log_behind
     total = sum(topics.values(), NOTHING)
     return {
         **total._asdict(),

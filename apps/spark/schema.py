@@ -66,19 +66,21 @@ def check_sink_columns(fields: Sequence[tuple[str, str]], topic: str) -> None:
     (E_BAD_ARGUMENT), which names the column and the accepted types.
     """
     names = [name.lower() for name, _ in fields]
-    for given, kind in fields:
-        name = given.lower()
+    for column, kind in fields:
+        name = column.lower()
         if name not in _ACCEPTED:
             raise _wrong(
-                f"the sink has no column {given!r} ({kind}): it takes {', '.join(SINK_COLUMNS)}; "
+                f"the sink has no column {column!r} ({kind}): it takes {', '.join(SINK_COLUMNS)}; "
                 "select only those before you write"
             )
         if not kind.lower().startswith(_ACCEPTED[name]):
             accepted = " or ".join(
-                one for one in _ACCEPTED[name] if one not in {"varchar", "char", "void"}
+                kind_name
+                for kind_name in _ACCEPTED[name]
+                if kind_name not in {"varchar", "char", "void"}
             )
             raise _wrong(
-                f"column {given!r} is of type {kind}; the sink takes {accepted}: cast it, or use "
+                f"column {column!r} is of type {kind}; the sink takes {accepted}: cast it, or use "
                 "to_json for a struct"
             )
     for name in set(names):
@@ -87,9 +89,9 @@ def check_sink_columns(fields: Sequence[tuple[str, str]], topic: str) -> None:
                 f"column {name!r} occurs twice, in small or capital letters; select it once"
             )
     if "value" not in names:
-        found = ", ".join(f"{name} {kind}" for name, kind in fields) or "none"
+        columns = ", ".join(f"{name} {kind}" for name, kind in fields) or "none"
         raise _wrong(
-            f"the sink needs a column 'value' (binary or string); the columns are: {found}."
+            f"the sink needs a column 'value' (binary or string); the columns are: {columns}."
             " Use for example select(to_json(struct('*')).alias('value'))"
         )
     if not topic and "topic" not in names:

@@ -43,7 +43,7 @@ from .options import SinkOptions, wrong
 from .packing import rows_as_batches, several_topics, topic_of
 from .planning import by_number
 from .schema import check_sink_columns
-from .stages import Sealed, Stages, logs_of
+from .stages import Sealed, TaskStages, logs_of
 
 __all__ = ["BatchWriter", "SinkTransaction", "StagedPartition", "stream_writer"]
 
@@ -120,7 +120,7 @@ def stage_rows(
     The sealed rows are on the broker's disk, but not visible yet.
     """
     topic = options.topic
-    stages: Stages | None = None
+    stages: TaskStages | None = None
 
     def begin(name: str) -> StageWriter:
         return StageWriter(
@@ -137,7 +137,7 @@ def stage_rows(
             if not options.topic:
                 topic = topic_of(batch, topic)
             if stages is None:
-                stages = Stages(topic, partition, begin)
+                stages = TaskStages(topic, partition, begin)
             stages.add(batch)
             if stages.committed:
                 break  # the transaction is committed already, so its other rows need not be packed
@@ -151,7 +151,7 @@ def commit_parts(
     options: SinkOptions,
     messages: Sequence[WriterCommitMessage | None],
     known: SinkTransaction | None,
-    what: str,
+    caption: str,
 ) -> None:
     """Add the sealed stages to their topic, on the driver. Try until the time-out.
 
@@ -161,16 +161,18 @@ def commit_parts(
     `known` is the transaction, if the driver knows it. Even if no task had rows, the version of an
     app is recorded, provided that the topic exists. From then on, lower versions are skipped.
     """
-    told = [message for message in messages if isinstance(message, StagedPartition)]
-    staged = [message for message in told if message.topic and message.sealed.parts]
+    partitions = [message for message in messages if isinstance(message, StagedPartition)]
+    staged = [message for message in partitions if message.topic and message.sealed.parts]
     topics = sorted({message.topic for message in staged})
-    transactions = {message.transaction for message in told}
+    transactions = {message.transaction for message in partitions}
     if known is not None:
         transactions.add(known)
     if len(topics) > 1:
         raise several_topics(topics)
     if len(transactions) > 1:
-        raise wrong(f"the tasks of {what} belong to different transactions: {sorted(transactions)}")
+        raise wrong(
+            f"the tasks of {caption} belong to different transactions: {sorted(transactions)}"
+        )
     topic = topics[0] if topics else options.topic
     if not topic or not transactions:
         return
@@ -184,30 +186,30 @@ def commit_parts(
             parts[name].append(part)
     if max(map(len, parts.values())) > STAGE_PARTS_MAX:
         raise wrong(
-            f"{what} has {len(staged)} partitions with rows; the limit is {STAGE_PARTS_MAX}: "
+            f"{caption} has {len(staged)} partitions with rows; the limit is {STAGE_PARTS_MAX}: "
             "use coalesce or repartition"
         )
     try:
-        done = _commit_all(options, transaction, parts, what)
+        done = _commit_all(options, transaction, parts, caption)
     except NotFound:
         if staged:
             raise
         return  # an absent topic has no transactions to record
-    if all(one.get("repeated") for one in done):
-        LOGGER.info("%s is already in topic %s: nothing was stored again", what, topic)
+    if all(reply.get("repeated") for reply in done):
+        LOGGER.info("%s is already in topic %s: nothing was stored again", caption, topic)
 
 
 def _commit_all(
     options: SinkOptions,
     transaction: SinkTransaction,
     parts: Mapping[str, list[StagePart]],
-    what: str,
+    caption: str,
 ) -> list[Committed]:
     """Commit in each log, also in those without rows, so that all of them know the transaction."""
     try:
-        return [_commit(options, name, transaction, parts[name], what) for name in parts]
+        return [_commit(options, name, transaction, parts[name], caption) for name in parts]
     except HasParts as error:  # no task had rows, so only the topic's name was known
-        return [_commit(options, name, transaction, [], what) for name in logs_of(error.spread)]
+        return [_commit(options, name, transaction, [], caption) for name in logs_of(error.spread)]
 
 
 def _commit(
@@ -215,7 +217,7 @@ def _commit(
     topic: str,
     transaction: SinkTransaction,
     parts: list[StagePart],
-    what: str,
+    caption: str,
 ) -> Committed:
     deadline = time.monotonic() + options.timeout_s
     while True:
@@ -235,7 +237,7 @@ def _commit(
         except (Refused, BrokerUnreachable) as error:
             if time.monotonic() + PAUSE_S >= deadline:
                 text = (
-                    f"{what} was not committed to topic {topic} within {options.timeout_s:g} s: "
+                    f"{caption} was not committed to topic {topic} within {options.timeout_s:g} s: "
                     f"{error.text}. {ADVICE[transaction.kind]}"
                 )
                 raise from_wire(error.code, text) from None
@@ -246,7 +248,7 @@ def abort_parts(
     options: SinkOptions,
     messages: Sequence[WriterCommitMessage | None],
     known: SinkTransaction | None,
-    what: str,
+    caption: str,
 ) -> None:
     """Drop the staged rows. Never raises: Spark fails the batch anyway, and stages expire.
 
@@ -279,7 +281,7 @@ def abort_parts(
     except Exception as error:
         why = error.text if isinstance(error, ZsqError) else repr(error)
         LOGGER.warning(
-            "%s: its stages could not be removed now; they expire by themselves (%s)", what, why
+            "%s: its stages could not be removed now; they expire by themselves (%s)", caption, why
         )
 
 
@@ -394,5 +396,5 @@ if ARROW_STREAMS:
 def stream_writer(
     options: SinkOptions, schema: StructType, overwrite: bool
 ) -> DataSourceStreamWriter:
-    made = ArrowStreamWriter if ARROW_STREAMS else RowStreamWriter
-    return made(options, schema, overwrite)
+    writer = ArrowStreamWriter if ARROW_STREAMS else RowStreamWriter
+    return writer(options, schema, overwrite)

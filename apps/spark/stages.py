@@ -22,7 +22,7 @@ from ...transport.wire.protocol_client import StagePart
 from ...transport.wire.spread import HasParts, KeyParts, parts_of_keys
 from .packing import Packer
 
-__all__ = ["Sealed", "Stages", "split_by_key"]
+__all__ = ["Sealed", "TaskStages", "split_by_key"]
 
 
 class Sealed(NamedTuple):
@@ -35,7 +35,7 @@ class Sealed(NamedTuple):
     parts: tuple[tuple[str, StagePart], ...]
 
 
-class Stages:
+class TaskStages:
     """The stages of one task. `begin` makes the writer for a topic or a part.
 
     `partition` is the number of the task.
@@ -82,7 +82,7 @@ class Stages:
                 self._writer(name).push(block)
         sealed = [(name, writer.seal()) for name, writer in self._writers.items()]
         logs = (self._topic,) if self._keys is None else names_of(self._topic, self._keys)
-        return Sealed(logs, tuple((name, one) for name, one in sealed if one is not None))
+        return Sealed(logs, tuple((name, stage) for name, stage in sealed if stage is not None))
 
     def close(self) -> None:
         for writer in self._writers.values():
@@ -108,9 +108,9 @@ class Stages:
             number = default(self._keys, self._partition) if key is None else self._keys.of(key)
             rows.setdefault(number, []).append(index)
         for number, indexes in rows.items():
-            whole = len(indexes) == block.count
+            is_whole = len(indexes) == block.count
             writer = self._writer(part_name(self._topic, number))
-            writer.push(block if whole else rows_of(block, indexes))
+            writer.push(block if is_whole else rows_of(block, indexes))
 
     def _take(self, spread: Spread) -> KeyParts:
         for writer in self._writers.values():

@@ -67,12 +67,12 @@ class FollowingChannel:
 
     def _check(self, topic: str, new: bool) -> None:
         """Warn if an existing channel does not seem to belong to this query."""
-        found = [
+        channels = [
             channel
-            for one in self._admin.stats(topic, self._name)["topics"]
-            for channel in one["channels"]
+            for topic_row in self._admin.stats(topic, self._name)["topics"]
+            for channel in topic_row["channels"]
         ]
-        consumers = sum(channel.get("client_count", 0) for channel in found)
+        consumers = sum(channel.get("client_count", 0) for channel in channels)
         if new or consumers:
             text = (
                 "channel %s/%s %s. The query's commits move the channel on and discard what "
@@ -129,8 +129,8 @@ class FollowingReader(DataSourceStreamReader):
     @property
     def _plan(self) -> StreamPlan:
         if self._made is None:
-            given = self._options
-            self._logs = TopicLogs(given.url, given.timeout_s, given.keys, given.transport)
+            options = self._options
+            self._logs = TopicLogs(options.url, options.timeout_s, options.keys, options.transport)
             self._made = StreamPlan(self._options, self._logs)
         return self._made
 

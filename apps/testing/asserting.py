@@ -50,12 +50,12 @@ class _Any:
 ANY: Final[Any] = _Any()
 
 
-def _bytes(value: Any, what: str) -> bytes | None:
+def _bytes(value: Any, caption: str) -> bytes | None:
     if value is None or isinstance(value, bytes | bytearray | memoryview):
         return None if value is None else bytes(value)
     if isinstance(value, str):
         return value.encode()
-    text = f"{what} must be bytes or text, not {type(value).__name__}"
+    text = f"{caption} must be bytes or text, not {type(value).__name__}"
     raise UsageError(E_BAD_ARGUMENT, text)
 
 
@@ -72,31 +72,31 @@ class _Expected:
         self._tag = tag
 
     def __str__(self) -> str:
-        given = {"body": self._body, "json": self._json, "key": self._key, "tag": self._tag}
-        said = [f"{name}={_short(value)}" for name, value in given.items() if value is not ANY]
-        said += [f"headers={self._headers!r}"] if self._headers else []
-        return f"with {', '.join(said)}" if said else "at all"
+        expected = {"body": self._body, "json": self._json, "key": self._key, "tag": self._tag}
+        texts = [f"{name}={_short(value)}" for name, value in expected.items() if value is not ANY]
+        texts += [f"headers={self._headers!r}"] if self._headers else []
+        return f"with {', '.join(texts)}" if texts else "at all"
 
     def differences(self, message: StoredMessage) -> list[str]:
         """Return what is not as expected in this message."""
-        found = []
+        differing = []
         if callable(self._body):
             if not self._body(message.body):
-                found.append(f"body: {_name(self._body)} returned False")
+                differing.append(f"body: {_name(self._body)} returned False")
         elif self._body is not ANY and self._body != message.body:
-            found.append("body")
+            differing.append("body")
         if self._json is not ANY and _json_of(message.body) != (self._json,):
-            found.append("json")
+            differing.append("json")
         if self._key is not ANY and self._key != message.key:
-            found.append("key")
+            differing.append("key")
         if self._tag is not ANY and self._tag != message.tag:
-            found.append("tag")
-        found += [
+            differing.append("tag")
+        differing += [
             f"header {name!r}"
             for name, value in self._headers.items()
             if name not in message.headers or message.headers[name] != value
         ]
-        return found
+        return differing
 
 
 def _json_of(body: bytes) -> tuple[Any, ...]:
@@ -118,7 +118,7 @@ def _short(value: Any) -> str:
 
 def messages_of(topic: str, broker: Readable | str | None = None) -> list[StoredMessage]:
     """Return all messages that a topic keeps. It is empty if the topic does not exist."""
-    found: list[StoredMessage] = []
+    messages: list[StoredMessage] = []
     with _readable(broker).reader(topic) as reader:
         try:
             offset, head = reader.head()
@@ -126,7 +126,7 @@ def messages_of(topic: str, broker: Readable | str | None = None) -> list[Stored
                 read = reader.read(offset, READ_BYTES)
                 if read.next_offset <= offset:
                     break
-                found += [
+                messages += [
                     message_at(topic, block, index)
                     for block in read.blocks
                     for index in range(block.count)
@@ -134,7 +134,7 @@ def messages_of(topic: str, broker: Readable | str | None = None) -> list[Stored
                 offset = read.next_offset
         except NotFound:
             return []
-    return found
+    return messages
 
 
 def _readable(broker: Readable | str | None) -> Readable:
@@ -173,14 +173,16 @@ def assert_published(
     while True:
         messages = messages_of(topic, where)
         differences = [expected.differences(message) for message in messages]
-        found = [message for message, wrong in zip(messages, differences, strict=True) if not wrong]
-        if len(found) == count or (count is None and found):
-            return found
-        too_many = count is not None and len(found) > count
+        matching = [
+            message for message, wrong in zip(messages, differences, strict=True) if not wrong
+        ]
+        if len(matching) == count or (count is None and matching):
+            return matching
+        too_many = count is not None and len(matching) > count
         if too_many or time.monotonic() >= deadline:
             wanted = "one or more" if count is None else f"{count}"
             raise AssertionError(
-                f"topic {topic!r} has {len(found)} messages {expected}, expected {wanted}"
+                f"topic {topic!r} has {len(matching)} messages {expected}, expected {wanted}"
                 f"{'' if too_many else f' within {timeout:g} s'}\n"
                 f"{_shown(messages, differences)}{_delayed(topic, where)}"
             )
@@ -194,11 +196,11 @@ def _shown(messages: list[StoredMessage], differences: list[list[str]]) -> str:
     lines[0] += ":" if messages else ""
     rows = list(zip(messages, differences, strict=True))[-SHOWN_MAX:]
     for message, wrong in rows:
-        said = f"  offset {message.offset}: body={_short(message.body)}"
-        said += "" if message.key is None else f" key={message.key!r}"
-        said += "" if message.tag is None else f" tag={message.tag!r}"
-        said += f" headers={message.headers!r}" if message.headers else ""
-        lines.append(said + (f"  <- differs: {', '.join(wrong)}" if wrong else "  <- as expected"))
+        text = f"  offset {message.offset}: body={_short(message.body)}"
+        text += "" if message.key is None else f" key={message.key!r}"
+        text += "" if message.tag is None else f" tag={message.tag!r}"
+        text += f" headers={message.headers!r}" if message.headers else ""
+        lines.append(text + (f"  <- differs: {', '.join(wrong)}" if wrong else "  <- as expected"))
     return "\n".join(lines)
 
 

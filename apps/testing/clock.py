@@ -28,7 +28,7 @@ OFFSET_FILE: Final = "ZSQ_TESTING_CLOCK"
 _SIZE: Final = 8
 
 
-class Offset:
+class ClockOffset:
     """The offset in nanoseconds. It is 0 in a new file."""
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +53,7 @@ def install(path: Path) -> None:
 
     Call it before other modules of the broker are imported, because some keep `time.time_ns`.
     """
-    offset = Offset(path)
+    offset = ClockOffset(path)
     time_ns, time_s, gettime_ns = time.time_ns, time.time, time.clock_gettime_ns
 
     def moved_gettime_ns(clock: int) -> int:

@@ -16,7 +16,7 @@ from ...transport.client.blocking.client import Admin
 from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ...transport.system import check_runs_brokers
 from .clients import WithClients
-from .clock import OFFSET_FILE, Offset
+from .clock import OFFSET_FILE, ClockOffset
 
 START_S: Final = 120.0
 STOP_S: Final = 60.0
@@ -61,7 +61,7 @@ class LocalBroker(WithClients):
         self.log = self.folder / "broker.log"
         self.url = f"ipc://{self.data_dir}/run"
         self._options = options
-        self._offset: Offset | None = None
+        self._offset: ClockOffset | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -80,7 +80,7 @@ class LocalBroker(WithClients):
             return self
         check_runs_brokers("LocalBroker")
         offset_file = self.folder / "clock"
-        self._offset = self._offset or Offset(offset_file)
+        self._offset = self._offset or ClockOffset(offset_file)
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("ZSQ_")
         }
@@ -111,12 +111,14 @@ class LocalBroker(WithClients):
         deadline = time.monotonic() + START_S
         while True:
             code = process.poll()
-            said = self.log.read_bytes()[begin:].decode(errors="replace")
-            if code is None and _READY.search(said):
+            output = self.log.read_bytes()[begin:].decode(errors="replace")
+            if code is None and _READY.search(output):
                 return
             if code is not None or time.monotonic() > deadline:
                 why = f"ended with code {code}" if code is not None else f"took over {START_S:g} s"
-                raise StartFailed(f"the test broker {why}; the end of {self.log}:\n{said[-2000:]}")
+                raise StartFailed(
+                    f"the test broker {why}; the end of {self.log}:\n{output[-2000:]}"
+                )
             time.sleep(LOOK_S)
 
     def stop(self) -> None:

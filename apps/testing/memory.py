@@ -58,9 +58,9 @@ class MemoryChannel:
 
     def unfinished(self) -> int:
         """Return the number of messages that this channel has not finished."""
-        found = self.core.statistics(self.topic.head)
+        report = self.core.statistics(self.topic.head)
         held = ("depth", "in_flight_count", "deferred_count", "dying_count", "parked_count")
-        return sum(int(found.get(name, 0)) for name in held)  # type: ignore[call-overload]
+        return sum(int(report.get(name, 0)) for name in held)  # type: ignore[call-overload]
 
     def work(self, now_ns: int, publish: Callable[[str, Sequence[Block]], None]) -> bool:
         """Do what is due and possible now. Return True if anything was done."""
@@ -221,8 +221,8 @@ class MemoryTopic:
 
     def offset_at(self, time_ns: int) -> int:
         """Return the first offset that was stored at this time or later."""
-        found = (block.first_offset for block in self.blocks if block.header.time_ns >= time_ns)
-        return next(found, self.head)
+        offsets = (block.first_offset for block in self.blocks if block.header.time_ns >= time_ns)
+        return next(offsets, self.head)
 
     # Delayed messages
 

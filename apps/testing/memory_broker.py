@@ -66,8 +66,10 @@ QUIETS_MAX: Final = 200
 _MS: Final = 1_000_000
 
 
-def _unsupported(what: str) -> NoReturn:
-    text = f"the in-memory broker does not support {what}; use LocalBroker, which is a real broker"
+def _unsupported(feature: str) -> NoReturn:
+    text = (
+        f"the in-memory broker does not support {feature}; use LocalBroker, which is a real broker"
+    )
     raise UsageError(E_UNSUPPORTED, text)
 
 
@@ -241,10 +243,10 @@ class MemoryBroker(WithClients):
 
     def _publish(self, topic: str, blocks: Sequence[Block]) -> None:
         """Publish dead letters."""
-        found = self._topic(topic, create=True)
-        self._check_publish(found)
+        memory_topic = self._topic(topic, create=True)
+        self._check_publish(memory_topic)
         for block in blocks:
-            found.append(block, self._now_ns)
+            memory_topic.append(block, self._now_ns)
 
     # Incoming messages
 
@@ -295,36 +297,36 @@ class MemoryBroker(WithClients):
 
     def _topic(self, name: str, create: bool = False) -> MemoryTopic:
         check_name(name)
-        found = self._topics.get(name)
-        if found is None:
+        topic = self._topics.get(name)
+        if topic is None:
             if not create:
                 raise NotFound(E_NOT_FOUND, f"topic {name!r} does not exist")
             if is_ephemeral(name) or part_of(name) is not None:
                 _unsupported("#ephemeral topics and parts")
-            found = self._topics[name] = MemoryTopic(name)
-        return found
+            topic = self._topics[name] = MemoryTopic(name)
+        return topic
 
     def _channel(self, topic: str, name: str) -> MemoryChannel:
         check_name(name, "channel")
-        found = self._topic(topic).channels.get(name)
-        if found is None:
+        channel = self._topic(topic).channels.get(name)
+        if channel is None:
             raise NotFound(E_NOT_FOUND, f"channel {name!r} of topic {topic!r} does not exist")
-        return found
+        return channel
 
     def _make_channel(self, topic: str, name: str, settings: Mapping[str, Any]) -> bool:
         """Create a channel with its topic. Return False if it exists, with the same settings."""
         check_name(name, "channel")
-        own, start = channel_settings.made(settings, topic, name)
+        values, start = channel_settings.made(settings, topic, name)
         if is_ephemeral(name):
             _unsupported("#ephemeral channels")
-        found = self._topic(topic, create=True)
-        channel = found.channels.get(name)
+        memory_topic = self._topic(topic, create=True)
+        channel = memory_topic.channels.get(name)
         if channel is not None:
             channel_settings.check_same(channel.own, settings, topic, name)
             return False
         self._numbers += 1
-        found.channels[name] = MemoryChannel(
-            found, name, own, found.begin(start), self._numbers, self._deliver
+        memory_topic.channels[name] = MemoryChannel(
+            memory_topic, name, values, memory_topic.begin(start), self._numbers, self._deliver
         )
         return True
 
@@ -449,16 +451,16 @@ class MemoryBroker(WithClients):
 
     def _on_reader(self, client: bytes, topic: MemoryTopic, message: p.Wire) -> None:
         if isinstance(message, p.Fetch):
-            found: list[Block] = []
+            blocks: list[Block] = []
             size = 0
             for block in topic.blocks:
                 if block.next_offset > message.offset and size < message.bytes_max:
-                    found.append(block)
+                    blocks.append(block)
                     size += block.length
-                if len(found) >= READ_BLOCKS_MAX:
+                if len(blocks) >= READ_BLOCKS_MAX:
                     break
-            after = found[-1].next_offset if found else min(message.offset, topic.head)
-            self._send(client, p.Blocks(message.request, 0, topic.head, after), found)
+            after = blocks[-1].next_offset if blocks else min(message.offset, topic.head)
+            self._send(client, p.Blocks(message.request, 0, topic.head, after), blocks)
         elif isinstance(message, p.OffsetAt):
             offset = topic.offset_at(message.time_ns)
             if message.newest:
@@ -472,11 +474,16 @@ class MemoryBroker(WithClients):
 
     def _manage(self, message: p.Manage) -> dict[str, Any]:
         if message.action == "list":
-            return {"topics": {name: tuple(one.channels) for name, one in self._topics.items()}}
+            return {
+                "topics": {
+                    name: tuple(memory_topic.channels)
+                    for name, memory_topic in self._topics.items()
+                }
+            }
         order = self._ORDERS.get((message.action, bool(message.channel)))
         if order is None:
-            what = f"{message.action} of {'channels' if message.channel else 'topics'}"
-            _unsupported(f"the request {what!r}")
+            request = f"{message.action} of {'channels' if message.channel else 'topics'}"
+            _unsupported(f"the request {request!r}")
         return order(self, message)
 
     def _create_topic(self, message: p.Manage) -> dict[str, Any]:
@@ -489,15 +496,15 @@ class MemoryBroker(WithClients):
         return {"existed": existed}
 
     def _create_channel(self, message: p.Manage) -> dict[str, Any]:
-        made = self._make_channel(message.topic, message.channel, message.options)
-        return {"existed": not made}
+        is_new = self._make_channel(message.topic, message.channel, message.options)
+        return {"existed": not is_new}
 
     def _configure_channel(self, message: p.Manage) -> dict[str, Any]:
         channel = self._channel(message.topic, message.channel)
         changes = {str(key): value for key, value in message.options.items()}
-        own = channel_settings.changed(channel.own, changes, message.topic, message.channel)
-        channel.own = own
-        channel.core.configure(channel_settings.resolve(own))
+        values = channel_settings.changed(channel.own, changes, message.topic, message.channel)
+        channel.own = values
+        channel.core.configure(channel_settings.resolve(values))
         return {"settings": channel.core.settings.as_dict()}
 
     def _delete_topic(self, message: p.Manage) -> dict[str, Any]:
@@ -515,8 +522,8 @@ class MemoryBroker(WithClients):
 
     def _delete_channel(self, message: p.Manage) -> dict[str, Any]:
         channel = self._channel(message.topic, message.channel)
-        what = f"channel {message.channel!r} of topic {message.topic!r}"
-        self._check_empty(what, channel.unfinished(), message)
+        caption = f"channel {message.channel!r} of topic {message.topic!r}"
+        self._check_empty(caption, channel.unfinished(), message)
         self._close_channel(message.topic, message.channel)
         topic = channel.topic
         if not topic.channels:
@@ -529,10 +536,10 @@ class MemoryBroker(WithClients):
             self._send(client, p.Bye())
             self._links.pop(client, None)
 
-    def _check_empty(self, what: str, left: int, message: p.Manage) -> None:
+    def _check_empty(self, caption: str, left: int, message: p.Manage) -> None:
         if left and not message.options.get("force"):
             text = (
-                f"{what} has {left} messages that are not finished; drain it, or delete it with "
+                f"{caption} has {left} messages that are not finished; drain it, or delete it with "
                 "force and lose them"
             )
             raise Refused(E_NOT_EMPTY, text)
@@ -566,28 +573,28 @@ class MemoryBroker(WithClients):
         return {}
 
     def _seek(self, message: p.Manage) -> dict[str, Any]:
-        channel, asked = self._channel(message.topic, message.channel), message.options
-        offset, end = asked.get("offset"), channel.topic.visible_end
+        channel, options = self._channel(message.topic, message.channel), message.options
+        offset, end = options.get("offset"), channel.topic.visible_end
         if offset is None:
-            offset = channel.topic.offset_at(int(asked["time_ns"]))
-        if end < offset < END and not asked.get("clamp"):
+            offset = channel.topic.offset_at(int(options["time_ns"]))
+        if end < offset < END and not options.get("clamp"):
             text = f"offset {offset} is beyond the end of topic {message.topic!r} at offset {end}"
             raise UsageError(E_BAD_ARGUMENT, f"{text}; seek to latest or set clamp")
         offset = min(offset, end)
-        if not asked.get("forward") or offset > channel.core.supply.next_offset:
+        if not options.get("forward") or offset > channel.core.supply.next_offset:
             channel.core.seek(offset)
         return {"offset": channel.core.supply.next_offset}
 
     def _delayed(self, message: p.Manage) -> dict[str, Any]:
-        topic, asked = self._topic(message.topic), message.options
-        if asked.get("do") == "count":
+        topic, options = self._topic(message.topic), message.options
+        if options.get("do") == "count":
             return topic.delayed_count()
-        if asked.get("do") == "list":
-            after = _key(asked["after"]) if asked.get("after") else None
-            return {"messages": tuple(topic.delayed_rows(after, asked["limit"]))}
-        if asked.get("all"):
+        if options.get("do") == "list":
+            after = _key(options["after"]) if options.get("after") else None
+            return {"messages": tuple(topic.delayed_rows(after, options["limit"]))}
+        if options.get("all"):
             return {"cancelled": len(topic.cancel(None)), "more": False}
-        return {"cancelled": tuple(topic.cancel([_key(text) for text in asked["keys"]]))}
+        return {"cancelled": tuple(topic.cancel([_key(text) for text in options["keys"]]))}
 
     _ORDERS: Final[dict[tuple[str, bool], Callable[[MemoryBroker, p.Manage], dict[str, Any]]]] = {
         ("create", False): _create_topic,
@@ -608,7 +615,7 @@ class MemoryBroker(WithClients):
 
 
 def _key(text: str) -> DelayedKey:
-    found = parse_key(text)
-    if found is None:
+    key = parse_key(text)
+    if key is None:
         raise UsageError(E_BAD_ARGUMENT, f"{text!r} is not the key of a delayed message")
-    return found
+    return key

@@ -55,7 +55,7 @@ from .. import documents
 from ..delayed.delayed import DelayedStore
 from ..delayed.delayed_recovery import MADE_SUFFIX, NOTE_BYTES_MAX, NOTE_NAME
 from ..errors import Damaged, ForeignDirectory
-from ..files import Files
+from ..files import TEMPORARY_SUFFIX, Files
 from ..foreign import path_of
 from ..log.log import Log
 from ..log.log_format import (
@@ -69,7 +69,6 @@ from ..log.log_format import (
     INDEX_SUFFIX,
     STAGING_NAME,
     STATE_NAME,
-    TEMPORARY_SUFFIX,
     chunk_name,
     parse_bad_name,
 )

@@ -34,7 +34,7 @@ from ...transport.block.block import IN_GROUP, Header
 from ..delayed.delayed_recovery import MADE_SUFFIX, READY_SUFFIX, check_delayed, uuid_of
 from ..directory.store import StoreOptions, TopicIdentity, check_identity, open_store
 from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError
-from ..files import Files
+from ..files import TEMPORARY_SUFFIX, Files
 from ..log.chunk import INDEX_BYTES_MAX, ArchivedChunk, Chunk, Stretch, open_chunk, read_footer
 from ..log.damage import (
     BAD_HEAD_BYTES,
@@ -61,7 +61,6 @@ from ..log.log_format import (
     PART_SUFFIX,
     STAGING_NAME,
     STATE_NAME,
-    TEMPORARY_SUFFIX,
     ChunkFooter,
     chunk_name,
     decode_chunk_header,

@@ -238,15 +238,15 @@ def _number(value: object) -> str:
 
 
 def _numbers(value: object) -> str:
-    good = isinstance(value, list) and all(type(one) is int for one in value)
+    good = isinstance(value, list) and all(type(number) is int for number in value)
     return "" if good else "a list of numbers"
 
 
 def _addresses(value: object) -> str:
     good = isinstance(value, list) and 0 < len(value) <= ADDRESSES_MAX
     good = good and all(
-        isinstance(one, str) and 0 < len(one) <= ADDRESS_CHARS_MAX
-        for one in value  # type: ignore[attr-defined]
+        isinstance(address, str) and 0 < len(address) <= ADDRESS_CHARS_MAX
+        for address in value  # type: ignore[attr-defined]
     )
     return "" if good else f"a list of 1 to {ADDRESSES_MAX} addresses"
 
@@ -400,16 +400,16 @@ class Directory:
                 self._names[entry.uuid] = entry.topic
             case PartEntry():
                 name = self._names[entry.uuid]
-                found = self.topics[name]
-                self.topics[name] = found._replace(parts=(*found.parts, entry.broker))
+                topic = self.topics[name]
+                self.topics[name] = topic._replace(parts=(*topic.parts, entry.broker))
             case CloseEntry():
                 name = self._names[entry.uuid]
-                found = self.topics[name]
-                self.topics[name] = found._replace(closed=found.closed | {entry.part})
+                topic = self.topics[name]
+                self.topics[name] = topic._replace(closed=topic.closed | {entry.part})
             case OpenEntry():
                 name = self._names[entry.uuid]
-                found = self.topics[name]
-                self.topics[name] = found._replace(closed=found.closed - {entry.part})
+                topic = self.topics[name]
+                self.topics[name] = topic._replace(closed=topic.closed - {entry.part})
             case MoveEntry() | ReadyEntry() | GiveEntry() | TakenEntry():
                 name = self._names[entry.uuid]
                 self.topics[name] = _moved(self.topics[name], entry)
@@ -448,21 +448,21 @@ class Directory:
             text = f"a topic has 1 to {PARTS_MAX} parts, not {len(entry.brokers)}"
             return Objection(E_BAD_ARGUMENT, text)
         for broker in entry.brokers:
-            if (found := self._of_broker(broker)) is not None:
-                return found
+            if (objection := self._of_broker(broker)) is not None:
+                return objection
         return None
 
     def _of_part(self, entry: PartEntry) -> Objection | None:
-        if (found := self._of_unknown(entry.uuid)) is not None:
-            return found
+        if (objection := self._of_unknown(entry.uuid)) is not None:
+            return objection
         topic = self.topics[self._names[entry.uuid]]
         if len(topic.parts) >= PARTS_MAX:
             return Objection(E_LIMIT, f"topic {topic.topic} has {PARTS_MAX} parts, the limit")
         return self._of_broker(entry.broker)
 
     def _of_move(self, entry: _Move) -> Objection | None:
-        if (found := self._of_change(entry)) is not None:
-            return found
+        if (objection := self._of_change(entry)) is not None:
+            return objection
         topic = self.topics[self._names[entry.uuid]]
         name, hold = part_name(topic.topic, entry.part), topic.hold(entry.part)
         wanted = hold.number + isinstance(entry, GiveEntry)
@@ -480,8 +480,8 @@ class Directory:
         return self._of_broker(entry.broker)
 
     def _of_change(self, entry: CloseEntry | OpenEntry | _Move) -> Objection | None:
-        if (found := self._of_unknown(entry.uuid)) is not None:
-            return found
+        if (objection := self._of_unknown(entry.uuid)) is not None:
+            return objection
         topic = self.topics[self._names[entry.uuid]]
         if 0 <= entry.part < len(topic.parts):
             return None
@@ -490,8 +490,8 @@ class Directory:
     def _of_unknown(self, uuid: str) -> Objection | None:
         if uuid in self._names:
             return None
-        what = "was removed" if uuid in self.removed else "does not exist"
-        return Objection(E_NOT_FOUND, f"the topic with the uuid {uuid} {what}")
+        fate = "was removed" if uuid in self.removed else "does not exist"
+        return Objection(E_NOT_FOUND, f"the topic with the uuid {uuid} {fate}")
 
     def _of_broker(self, number: int) -> Objection | None:
         if 0 <= number < len(self._brokers):
@@ -510,8 +510,8 @@ def _moved(topic: PartedTopic, entry: _Move) -> PartedTopic:
             return topic.with_hold(part, hold._replace(is_ready=True))
         case GiveEntry(broker=broker, hold=number, log=log, tick=tick):
             origin = NOBODY if broker == at else at
-            given = Hold(number, origin=origin, log=log, tick=tick)
-            changed = topic.with_hold(part, given)
+            new_hold = Hold(number, origin=origin, log=log, tick=tick)
+            changed = topic.with_hold(part, new_hold)
             return changed._replace(parts=(*topic.parts[:part], broker, *topic.parts[part + 1 :]))
         case TakenEntry():
             return topic.with_hold(part, hold._replace(origin=NOBODY))

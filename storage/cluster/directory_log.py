@@ -80,10 +80,10 @@ class DirectoryLog:
 
     def take(self) -> NewEntries:
         """Return the entries that were read or added since the last call."""
-        found = NewEntries(self._taken, tuple(self._new))
+        news = NewEntries(self._taken, tuple(self._new))
         self._taken += len(self._new)
         self._new.clear()
-        return found
+        return news
 
     def read_on(self) -> None:
         """Read all entries that exist, from the first unknown one on.
@@ -95,8 +95,8 @@ class DirectoryLog:
             for raw in self._read_many():
                 self._apply(raw)
             self._is_listed = True
-        while (found := self._read(self.directory.next)) is not None:
-            self._apply(found)
+        while (entry := self._read(self.directory.next)) is not None:
+            self._apply(entry)
 
     def append(self, entry: Entry) -> int:
         """Add the entry unless it is there already. Return its number.

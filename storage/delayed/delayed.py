@@ -28,9 +28,9 @@ store keeps only its producers in memory.
 
 LMDB's pages have no checksums. So each value contains its key and a checksum, and the meta row has
 the number of all rows and the sum of their checksums. A damaged row is saved to a file, counted as
-lost and reported. The other rows are not affected. `delayed_recovery.py` rescues an environment
-that cannot be opened or read, or that kills the process that reads it. `attempting` notes each
-risky step for the next start.
+lost and reported. The other rows are not affected. `delayed_recovery.py` copies the rows of an
+environment that cannot be opened or read, or that kills the process that reads it. `attempting`
+notes each risky step for the next start.
 
 One thread at a time uses the store. Without a lock file, LMDB must not be read while it is written.
 """
@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypedDict
 
@@ -48,14 +48,11 @@ import lmdb
 from ...transport.block.block import Block
 from ...transport.wire.codec import pack_value, unpack_value
 from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError, StoreFailed
-from ..files import Files
-from ..log.log_format import TEMPORARY_SUFFIX
+from ..files import TEMPORARY_SUFFIX, Files
 from ..row_changes import BATCH_BYTES, Change, RecordingTransaction, Row, row_batches
+from ..rows import META, SUM_MASK, crc_of, key_of, rows_of, unwrap, wrap
 from ..state.state import after_commit, says_full
-from ..state.state_rows import SUM_MASK, crc_of
-from ..state.state_transaction import rows_of
 from .delayed_format import (
-    META,
     PRODUCER,
     ROW,
     VERSION,
@@ -71,9 +68,7 @@ from .delayed_format import (
     parse_row_key,
     producer_key,
     row_key,
-    unwrap,
     without,
-    wrap,
 )
 
 # The most keys that are compared one by one to find a row that a search misses.
@@ -166,6 +161,18 @@ class Rows:
         self.meta["messages"] += row.block.count
         self.meta["bytes"] += row.block.length
 
+    def restore(self, value: bytes) -> None:
+        """Add a row by its value, if it does not exist. Raises `Damaged`."""
+        key = key_of(value)
+        if self.txn.get(key) is not None:
+            return
+        if key.startswith(ROW):
+            self.add(decode_row(key, value))
+        elif key.startswith(PRODUCER):
+            parse_producer_key(key)
+            unwrap(key, value)
+            self.put_value(key, value)
+
     def take(self, key: bytes, *, known: bool = False) -> None:
         """Remove a row that is no longer needed, if it exists."""
         value = self.delete(key, known=known)
@@ -221,6 +228,11 @@ def read_meta(txn: Any) -> DelayedMeta:
     value = txn.get(META)
     if value is None:
         raise Damaged("the store of delayed messages has no meta row")
+    return decode_meta(value)
+
+
+def decode_meta(value: bytes) -> DelayedMeta:
+    """Return the meta row. Raises `Damaged`, or `ForeignDirectory` for an unknown version."""
     meta: DelayedMeta = unpack_value(unwrap(META, value))
     if meta["version"] != VERSION:
         text = f"the store of delayed messages has format version {meta['version']}"
@@ -623,6 +635,19 @@ class DelayedStore:
 
         self._commit("cancel", work)
         return taken
+
+    def restore(self, values: Sequence[bytes]) -> None:
+        """Add the rows of a damaged environment by their values, which contain their keys.
+
+        Rows that exist already are ignored, and so are values that are damaged.
+        """
+
+        def work(rows: Rows) -> None:
+            for value in values:
+                with suppress(Damaged):
+                    rows.restore(value)
+
+        self._commit("restore", work)
 
     def adjust(self, serial: int, lost: int, commits: int = 0) -> None:
         """Raise the next serial and the number of commits to these values, and add lost messages.

@@ -1,6 +1,6 @@
-"""Format of the delayed messages' environment: keys, checked values, and changes to a row.
+"""Format of the delayed messages' environment: keys, data, and changes to a row.
 
-    key                    value (each begins with a checksum and the key)
+    key                    data (`rows.py` wraps them)
     "d" due time, serial   a block in wire form: header (64 bytes) and columns; its messages are due
                            at the same time
     "m"                    version, uuid, next serial, numbers of rows, messages and bytes,
@@ -21,22 +21,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Iterator
-from typing import Any, Final, NamedTuple
-
-from crc32c import crc32c
+from typing import Final, NamedTuple
 
 from ...transport.block.block import DELAYED, HEADER_BYTES, Block, check_columns, cut, decode_header
 from ...transport.errors import ZsqError
 from ..errors import Damaged
+from ..rows import HEAD, unwrap, wrap
 
 VERSION: Final = 1
-META: Final = b"m"
 ROW: Final = b"d"
 PRODUCER: Final = b"p"
 
 _KEY: Final = struct.Struct(">cQQ")
 _U64: Final = struct.Struct(">Q")
-_HEAD: Final = struct.Struct("<IH")  # checksum, length of the key
 KEY_TEXT_DIGITS: Final = 32
 
 
@@ -104,29 +101,6 @@ def parse_producer_key(key: bytes) -> int:
     return found
 
 
-def wrap(key: bytes, *data: Any) -> bytes:
-    """Return a value: checksum, key, data."""
-    rest = b"".join((len(key).to_bytes(2, "little"), key, *data))
-    return crc32c(rest).to_bytes(4, "little") + rest
-
-
-def unwrap(key: bytes, value: bytes) -> memoryview:
-    """Return the data of the value of this key.
-
-    Raises `Damaged` if the value is damaged, or belongs to another key.
-    """
-    start = _HEAD.size + len(key)
-    if len(value) >= start:
-        crc, size = _HEAD.unpack_from(value)
-        if (
-            size == len(key)
-            and value[_HEAD.size : start] == key
-            and crc == crc32c(memoryview(value)[4:])
-        ):
-            return memoryview(value)[start:]
-    raise Damaged(f"the delayed row {key[:40]!r} is damaged")
-
-
 def names_itself(key: bytes, value: bytes) -> bool:
     """Return True if this is the key of a row, and the value contains the same key.
 
@@ -135,7 +109,7 @@ def names_itself(key: bytes, value: bytes) -> bool:
     return (
         len(key) == _KEY.size
         and key[:1] == ROW
-        and value[4 : _HEAD.size + len(key)] == len(key).to_bytes(2, "little") + key
+        and value[4 : HEAD.size + len(key)] == len(key).to_bytes(2, "little") + key
     )
 
 
@@ -175,7 +149,7 @@ def count_of(key: bytes, value: bytes) -> int:
 
     The header of its block has its own checksum, so it may be readable.
     """
-    start = _HEAD.size + len(key)
+    start = HEAD.size + len(key)
     try:
         return decode_header(value[start : start + HEADER_BYTES]).count
     except ZsqError:
@@ -187,9 +161,9 @@ def has_its_size(key: bytes, value: bytes) -> bool:
 
     LMDB stores these sizes separately from key and value.
     """
-    start = _HEAD.size + len(key)
+    start = HEAD.size + len(key)
     if len(value) < start + HEADER_BYTES or (
-        value[4:6] != len(key).to_bytes(2, "little") and value[_HEAD.size : start] != key
+        value[4:6] != len(key).to_bytes(2, "little") and value[HEAD.size : start] != key
     ):
         return False
     try:

@@ -31,7 +31,7 @@ from .. import documents
 from ..delayed.delayed import DelayedStore
 from ..delayed.delayed_recovery import make_delayed, open_delayed
 from ..errors import DiskFull, ForeignDirectory, StorageError, StoreFailed, Unreadable, is_full
-from ..files import Files
+from ..files import TEMPORARY_SUFFIX, Files
 from ..log.chunk import ArchivedChunk, create_chunk
 from ..log.group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX
 from ..log.index import INDEX_EVERY_BYTES
@@ -41,7 +41,6 @@ from ..log.log_format import (
     LOCK_NAME,
     STAGING_NAME,
     STATE_NAME,
-    TEMPORARY_SUFFIX,
     VERSION,
     ChunkHeader,
     encode_chunk_header,
@@ -408,13 +407,8 @@ def _mend_identity(files: Files, directory: str, identity: TopicIdentity) -> lis
     if check_identity(files, directory, identity):
         return []
     path = f"{directory}/{IDENTITY_NAME}"
-    temporary = path + TEMPORARY_SUFFIX
     try:
-        if files.exists(temporary):
-            files.remove(temporary)
-        files.write_file(temporary, _encode_identity(identity))
-        files.rename(temporary, path)
-        files.sync_folder(directory)
+        files.replace_file(path, _encode_identity(identity))
     except OSError as error:  # the topic can start without this file, for example on a full disk
         return [
             (

@@ -195,11 +195,11 @@ def finish_after_crash(chunk: Chunk, notes: list[str], alarms: list[str], start:
         renamed += 1
     if renamed:
         files.sync_folder(folder)
-        what = (
+        step = (
             f"the interrupted commit of {mark.transaction.app!r} {mark.transaction.version} was "
             "finished"
         )
-        notes.append(f"{folder}: {what}: {renamed} files were moved into place")
+        notes.append(f"{folder}: {step}: {renamed} files were moved into place")
     if mark.unsealed and mark.unsealed[0] >= start:
         _seal_unsealed(chunk, mark, notes)
 

@@ -123,12 +123,12 @@ class ArchivedChunk(NamedTuple):
 
         Raises `ValueError` or `TypeError`.
         """
-        found = cls(*map(int, row))
-        whole_number(found.next_offset)
-        whole_number(found.base_offset, found.next_offset)
-        whole_number(found.size, CHUNK_FILE_BYTES_MAX)
-        whole_number(found.crc, 2**32 - 1)
-        return found
+        chunk = cls(*map(int, row))
+        whole_number(chunk.next_offset)
+        whole_number(chunk.base_offset, chunk.next_offset)
+        whole_number(chunk.size, CHUNK_FILE_BYTES_MAX)
+        whole_number(chunk.crc, 2**32 - 1)
+        return chunk
 
     def header(self, uuid: bytes) -> ChunkHeader:
         return ChunkHeader(self.base_offset, self.base_time_ns, self.seed, uuid, self.flags)
@@ -250,11 +250,11 @@ class ChunkBook:
 
     def of(self, base: int) -> Activity:
         """Return the activity that counts writes to and reads from this chunk."""
-        found = self._activities.get(base)
-        if found is None:
-            found = self._activities[base] = Activity()
+        activity = self._activities.get(base)
+        if activity is None:
+            activity = self._activities[base] = Activity()
         self._moved.add(base)
-        return found
+        return activity
 
     def tick(self, now_ns: int) -> None:
         """Compute the rates, about once a second."""
@@ -293,13 +293,13 @@ class ChunkBook:
                 **_counted([self._activities[base]] if base in self._activities else []), "bad": bad.get(base, 0),
             })  # fmt: skip
         older = bases[:-rows_max]
-        found: ChunkReport = {
+        report: ChunkReport = {
             "chunks": rows,
             "total": self._sum(bases, ends[-1] - bases[0], active, bad, [self._gone]),
         }
         if older:
-            found["older"] = self._sum(older, bases[-rows_max] - bases[0], None, bad, [])
-        return found
+            report["older"] = self._sum(older, bases[-rows_max] - bases[0], None, bad, [])
+        return report
 
     def _sum(
         self,
@@ -334,10 +334,10 @@ def _counted(activities: Sequence[Activity]) -> _Counts:
     rates = [
         sum(column) for column in zip(*(activity.rates for activity in activities), strict=True)
     ] or [0] * len(COUNTS)
-    found = dict(zip(COUNTS, totals, strict=True)) | {
+    counts = dict(zip(COUNTS, totals, strict=True)) | {
         f"{name}_s": rate for name, rate in zip(COUNTS, rates, strict=True)
     }
-    return cast("_Counts", found)
+    return cast("_Counts", counts)
 
 
 WALK_BYTES: Final = 1024 * 1024  # the size of one read if whole blocks are checked
@@ -476,12 +476,12 @@ class ChunkFile:
         start = position - length
         if start < CHUNK_HEADER_BYTES:
             return None  # other wrong lengths are found below, because no header agrees with them
-        found = (
+        block = (
             data[start - at : start - at + HEADER_BYTES]
             if start >= at
             else self._pread(HEADER_BYTES, start)
         )
-        header = decode_disk_header(found, self.header.seed, start)
+        header = decode_disk_header(block, self.header.seed, start)
         return (start, header) if header is not None and header.length == length else None
 
 
@@ -594,12 +594,12 @@ class Chunk(ChunkFile):
         index = self.index if self.index is not None else self.load_index()
         entry = index.by_position(position)
         start = entry.position if entry is not None and self._agrees(entry) else CHUNK_HEADER_BYTES
-        found = CHUNK_HEADER_BYTES, self.base_offset
+        boundary = CHUNK_HEADER_BYTES, self.base_offset
         for stretch in self.walk(start, columns=False):
             if stretch.header is not None and stretch.position <= position:
-                found = stretch.position, stretch.header.first_offset + self.base_offset
+                boundary = stretch.position, stretch.header.first_offset + self.base_offset
             if stretch.end > position:
-                return found
+                return boundary
         return self.end_position, self.end_offset
 
     def offset_at(self, time_ns: int) -> int | None:
@@ -792,8 +792,8 @@ class Chunk(ChunkFile):
 
         If the trailer is damaged, return the position of the first block.
         """
-        found = self.block_before(self.end_position)
-        return CHUNK_HEADER_BYTES if found is None else found[0]
+        block = self.block_before(self.end_position)
+        return CHUNK_HEADER_BYTES if block is None else block[0]
 
 
 def archived_of(chunk: Chunk, crc: int, place: int) -> ArchivedChunk:

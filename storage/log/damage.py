@@ -34,8 +34,8 @@ from crc32c import crc32c
 
 from .. import documents
 from ..errors import ShortWrite
-from ..files import Files
-from .log_format import TEMPORARY_SUFFIX, VERSION, bad_name, chunk_name, parse_bad_name
+from ..files import TEMPORARY_SUFFIX, Files
+from .log_format import VERSION, bad_name, chunk_name, parse_bad_name
 
 BAD_HEAD_BYTES: Final = 512
 # The most `.bad` files in a topic. Further damage is only counted, and each start finds it again.
@@ -159,14 +159,14 @@ def decode_bad_head(data: bytes) -> BadHead | None:
     if checksum != b" %08x\n" % crc32c(padded):
         return None
     try:
-        found = documents.loads(padded)
+        document = documents.loads(padded)
         base = (
-            int(found["chunk"].partition(".")[0])
-            if found.get("zsq") == "bad" and found.get("version") == VERSION
+            int(document["chunk"].partition(".")[0])
+            if document.get("zsq") == "bad" and document.get("version") == VERSION
             else -1
         )
         numbers = [
-            found[name]
+            document[name]
             for name in (
                 "position",
                 "bytes",
@@ -178,12 +178,12 @@ def decode_bad_head(data: bytes) -> BadHead | None:
                 "crc",
             )
         ]
-        why, kind = found["why"], found["kind"]
+        why, kind = document["why"], document["kind"]
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     if (
         base < 0
-        or any(type(one) is not int for one in numbers)
+        or any(type(number) is not int for number in numbers)
         or type(why) is not str
         or type(kind) is not str
     ):
@@ -252,7 +252,7 @@ def bad_heads(files: Files, folder: str, notes: list[str] | None = None) -> list
 
     Files that cannot be read are named in `notes`.
     """
-    found = []
+    heads = []
     for name in files.list(folder):
         if parse_bad_name(name) is not None:
             try:
@@ -263,8 +263,8 @@ def bad_heads(files: Files, folder: str, notes: list[str] | None = None) -> list
                     notes.append(f"{folder}/{name} cannot be read, and is not used: {error}")
                 continue
             if head is not None:
-                found.append(head)
-    return found
+                heads.append(head)
+    return heads
 
 
 class DamageBook:
@@ -302,10 +302,10 @@ class DamageBook:
 
     def by_chunk(self) -> dict[int, int]:
         """Return the number of bad blocks by their chunk's first offset."""
-        found: dict[int, int] = {}
+        blocks: dict[int, int] = {}
         for bad in self._noted.values():
-            found[bad.base_offset] = found.get(bad.base_offset, 0) + bad.blocks
-        return found
+            blocks[bad.base_offset] = blocks.get(bad.base_offset, 0) + bad.blocks
+        return blocks
 
     def add(self, hole: Hole) -> None:
         """Add a hole, and merge it with the holes that it overlaps."""

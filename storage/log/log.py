@@ -598,8 +598,8 @@ class Log:
 
     def offset_at(self, time_ns: int) -> int:
         """Return the first offset stored at `time_ns` or later, or the end."""
-        found = self._reader.offset_at(time_ns)
-        return self._active.end_offset if found is None else found
+        offset = self._reader.offset_at(time_ns)
+        return self._active.end_offset if offset is None else offset
 
     def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
         """Return the bytes between two offsets, and the offset at which `bytes_max` of them end.

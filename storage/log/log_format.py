@@ -83,7 +83,6 @@ assert HEADER_BYTES % ALIGNMENT == 0
 CHUNK_SUFFIX: Final = ".chunk"
 INDEX_SUFFIX: Final = ".index"
 BAD_SUFFIX: Final = ".bad"
-TEMPORARY_SUFFIX: Final = ".tmp"
 IDENTITY_NAME: Final = "topic"
 LOCK_NAME: Final = "lock"
 STATE_NAME: Final = "state"
@@ -304,10 +303,11 @@ def wire_header(header: Header, chunk: ChunkHeader) -> Header:
     In the result, offset and time are absolute, the spare fields are zero, and the flags of groups
     and delays are cleared.
     """
-    own = not header.flags & DELAYED  # otherwise these fields contain due time and serial
+    has_producer = not header.flags & DELAYED  # otherwise these fields contain due time and serial
     return Header(
         header.columns, header.flags & ~_ON_DISK_ONLY, header.length, header.count, header.first_offset + chunk.base_offset,
-        header.time_ns + chunk.base_time_ns, header.producer_id if own else 0, header.sequence if own else 0, header.columns_crc,
+        header.time_ns + chunk.base_time_ns, header.producer_id if has_producer else 0,
+        header.sequence if has_producer else 0, header.columns_crc,
     )  # fmt: skip
 
 
@@ -317,12 +317,12 @@ def replay_header(header: Header, chunk: ChunkHeader) -> Header:
     It is like `wire_header`, but a block that was published with a delay keeps its flag, due time
     and serial.
     """
-    found = wire_header(header, chunk)
+    replayed = wire_header(header, chunk)
     if header.flags & DELAYED:
-        found = found._replace(
-            flags=found.flags | DELAYED, producer_id=header.producer_id, sequence=header.sequence
+        replayed = replayed._replace(
+            flags=replayed.flags | DELAYED, producer_id=header.producer_id, sequence=header.sequence
         )
-    return found
+    return replayed
 
 
 def unsynced_bytes(header: Header) -> int | None:

@@ -211,7 +211,7 @@ class LogReader:
         """
         old = self._active
         self._active = active
-        bases = tuple(one.base_offset for one in adopted) or (active.base_offset,)
+        bases = tuple(chunk.base_offset for chunk in adopted) or (active.base_offset,)
         # The old chunk was empty, and another file has its name now.
         if old.base_offset == bases[0]:
             self.bases.pop()
@@ -222,13 +222,13 @@ class LogReader:
             self._keep(old)
         self.bases += bases
         time_ns = active.header.base_time_ns
-        for one in adopted:
-            end = active.end_position if one is adopted[-1] else one.data_end
-            state, next_offset = ChunkState.ADOPTED, one.base_offset + one.messages
-            self.book.facts[one.base_offset] = Facts(
+        for chunk in adopted:
+            end = active.end_position if chunk is adopted[-1] else chunk.data_end
+            state, next_offset = ChunkState.ADOPTED, chunk.base_offset + chunk.messages
+            self.book.facts[chunk.base_offset] = Facts(
                 end + FOOTER_BYTES, state, time_ns, time_ns, next_offset
             )
-            self.book.of(one.base_offset).written_bytes += end - CHUNK_HEADER_BYTES
+            self.book.of(chunk.base_offset).written_bytes += end - CHUNK_HEADER_BYTES
 
     def forget(self, start: int) -> None:
         """Forget the chunks that are completely below `start`, and are about to be removed.
@@ -482,22 +482,22 @@ class LogReader:
         if start >= end:
             return 0, start
         total = 0
-        found = -1
+        border = -1
         for base in self._from(start):
             if base >= end:
                 break
             try:
                 before, size = self._span(base, start, end)
-                if found < 0 and total + size > bytes_max:
-                    found = self.open(base).boundary(before + bytes_max - total)[1]
-                    if found <= start:
-                        found = self.open(base).extent(start)[2]
+                if border < 0 and total + size > bytes_max:
+                    border = self.open(base).boundary(before + bytes_max - total)[1]
+                    if border <= start:
+                        border = self.open(base).extent(start)[2]
             except (NotHere, OutOfReach):
                 raise  # these bytes exist, so they must not count as 0
             except (Damaged, Unreadable):
                 continue
             total += size
-        return total, end if found < 0 else min(found, end)
+        return total, end if border < 0 else min(border, end)
 
     def _span(self, base: int, start: int, end: int) -> tuple[int, int]:
         """Return (position, bytes) of the blocks between two offsets in one chunk.
@@ -530,13 +530,13 @@ class LogReader:
         offset is computed and not searched, because offsets have no gaps except known holes. In a
         measurement, a walk backwards took 16 microseconds for each block.
         """
-        found = end
+        offset = end
         for hole in reversed(self.damage.holes[: bisect_left(self.damage.holes, (end, 0))]):
-            if found - count >= hole.next_offset:
+            if offset - count >= hole.next_offset:
                 break
-            count -= max(found - hole.next_offset, 0)
-            found = min(found, hole.first_offset)
-        return max(found - count, self.bases[0])
+            count -= max(offset - hole.next_offset, 0)
+            offset = min(offset, hole.first_offset)
+        return max(offset - count, self.bases[0])
 
     def offset_at(self, time_ns: int) -> int | None:
         """Return the first offset stored at `time_ns` or later, or None."""
@@ -550,11 +550,11 @@ class LogReader:
                 high = middle - 1
         for base in bases[low:]:
             try:
-                found = self._readable(base, base).offset_at(time_ns)
+                offset = self._readable(base, base).offset_at(time_ns)
             except Damaged:
                 continue
-            if found is not None:
-                return found
+            if offset is not None:
+                return offset
         return None
 
     def _begins_before(self, base: int, time_ns: int) -> bool:

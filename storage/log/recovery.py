@@ -103,24 +103,24 @@ class RecoveryReport:
 
     def sentence(self) -> str:
         """Return one line for the log of the process and for people."""
-        said = [f"{self.chunks} chunks, {self.scanned_bytes} bytes checked"]
+        clauses = [f"{self.chunks} chunks, {self.scanned_bytes} bytes checked"]
         if self.cut_bytes:
-            said.append(f"{self.cut_bytes} bytes of unfinished writes cut off")
+            clauses.append(f"{self.cut_bytes} bytes of unfinished writes cut off")
         if self.rewritten_bytes:
-            said.append(f"{self.rewritten_bytes} bytes written back")
+            clauses.append(f"{self.rewritten_bytes} bytes written back")
         if self.replayed_blocks:
-            said.append(f"{self.replayed_blocks} blocks replayed")
+            clauses.append(f"{self.replayed_blocks} blocks replayed")
         lost = [hole for hole in self.holes if hole not in self.gaps]
         if lost:
-            said.append(
+            clauses.append(
                 f"{sum(hole.count for hole in lost)} messages lost in {len(lost)} stretches"
             )
-        said += [
-            f"{len(found)} {name}"
-            for found, name in ((self.notes, "notes"), (self.alarms, "alarms"))
-            if found
+        clauses += [
+            f"{len(texts)} {name}"
+            for texts, name in ((self.notes, "notes"), (self.alarms, "alarms"))
+            if texts
         ]
-        return f"recovered in {self.duration_ms} ms up to offset {self.end}: {', '.join(said)}"
+        return f"recovered in {self.duration_ms} ms up to offset {self.end}: {', '.join(clauses)}"
 
 
 @dataclass(slots=True)
@@ -435,15 +435,19 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
                 f"{text}. It is not known whether acknowledged messages are there, so the topic "
                 "does not start; repair the disk"
             )
-        whole = any(bad.start.position >= cut.position and bad.next_offset >= 0 for bad in scan.bad)
+        has_intact_blocks = any(
+            bad.start.position >= cut.position and bad.next_offset >= 0 for bad in scan.bad
+        )
         why = "an unfinished write" + (
-            ", with intact blocks behind it" if whole else ", or a block that was damaged later"
+            ", with intact blocks behind it"
+            if has_intact_blocks
+            else ", or a block that was damaged later"
         )
         kept = Bad(
             chunk.base_offset, cut.position, size - cut.position, cut.offset, 0, why, CUT_OFF
         )
-        if whole or scan.kept_files < BAD_FILES_MAX:
-            _set_aside(chunk, kept, report, size if whole else BAD_KEPT_BYTES_MAX)
+        if has_intact_blocks or scan.kept_files < BAD_FILES_MAX:
+            _set_aside(chunk, kept, report, size if has_intact_blocks else BAD_KEPT_BYTES_MAX)
         report.notes.append(
             f"{chunk.path}: {size - cut.position} bytes of an unfinished write cut off at "
             f"{cut.position}"

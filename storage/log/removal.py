@@ -123,8 +123,8 @@ class LogKeeper:
         if row is not None:
             return row.last_time_ns
         if base not in self._last_times:
-            found = self._read_last_time(base)
-            self._last_times[base] = self.last_time_ns(chunk + 1) if found is None else found
+            time_ns = self._read_last_time(base)
+            self._last_times[base] = self.last_time_ns(chunk + 1) if time_ns is None else time_ns
         return self._last_times[base]
 
     def _read_last_time(self, base: int) -> int | None:

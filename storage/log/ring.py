@@ -122,7 +122,7 @@ class Ring:
         """
         if not self.start <= offset < self.end:
             return None
-        found: list[Block] = []
+        blocks: list[Block] = []
         size = 0
         for number in range(bisect_right(self._firsts, offset, self._head) - 1, len(self._appends)):
             kept = self._appends[number]
@@ -132,19 +132,19 @@ class Ring:
                 following = first + header.count
                 if following > offset:
                     if following > end or (
-                        found and (size + header.length > bytes_max or len(found) >= blocks_max)
+                        blocks and (size + header.length > bytes_max or len(blocks) >= blocks_max)
                     ):
-                        return found
+                        return blocks
                     try:
                         check_columns(header, block.columns)
                     except ZsqError:
                         self.corrupt_count += 1
                         self.clear()
-                        return found or None
+                        return blocks or None
                     placed = header._replace(first_offset=first, time_ns=kept.time_ns)
-                    found.append(
+                    blocks.append(
                         Block(wire_header(placed, _NO_CHUNK), block.payload, block.columns)
                     )
                     size += header.length
                 first = following
-        return found
+        return blocks

@@ -111,15 +111,15 @@ def survey(
     files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_every_bytes: int
 ) -> list[Found]:
     """Open these chunks, one after the other. Any thread may call this."""
-    found = []
+    chunks = []
     for base in bases:
         try:
             chunk = open_surely(files, folder, base, uuid, index_every_bytes)
         except (Damaged, ForeignDirectory) as error:
-            found.append(Found(base, None, str(error), lost=True))
+            chunks.append(Found(base, None, str(error), lost=True))
             continue
         except Unreadable as error:
-            found.append(Found(base, None, str(error)))
+            chunks.append(Found(base, None, str(error)))
             continue
         facts = chunk.facts()
         why = (
@@ -130,7 +130,7 @@ def survey(
             if chunk.spare_header
             else ""
         )
-        found.append(
+        chunks.append(
             Found(
                 base,
                 facts if chunk.sealed else facts._replace(state=ChunkState.SEALED, next_offset=-1),
@@ -138,7 +138,7 @@ def survey(
             )
         )
         chunk.close()
-    return found
+    return chunks
 
 
 class Survey:
@@ -165,14 +165,14 @@ class Survey:
             return None
         return lambda: survey(self._files, self._folder, self._uuid, bases, self._index_every_bytes)
 
-    def learn(self, found: Sequence[Found]) -> list[str]:
+    def learn(self, chunks: Sequence[Found]) -> list[str]:
         """Take the result of a job and return alarms.
 
         A chunk whose file retention has removed since then causes no alarm.
         """
         alarms = []
         reader = self._reader
-        for base, facts, why, is_lost in found:
+        for base, facts, why, is_lost in chunks:
             following = reader.next_base(base)
             if base not in reader.bases or base in reader.remote or following is None:
                 continue

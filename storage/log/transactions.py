@@ -201,7 +201,7 @@ class Mark(NamedTuple):
 def encode_mark(mark: Mark) -> bytes:
     """Encode the columns of the mark's block."""
     app, version, kind, user = mark.transaction
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "app": app,
         "version": version,
         "kind": kind,
@@ -212,7 +212,7 @@ def encode_mark(mark: Mark) -> bytes:
         "adopted": mark.adopted,
         "unsealed": mark.unsealed,
     }
-    data = pack_value(found | ({"user": user} if user else {}))
+    data = pack_value(document | ({"user": user} if user else {}))
     padding = -(_LENGTH_BYTES + len(data)) % ALIGNMENT
     body = len(data).to_bytes(_LENGTH_BYTES, "little") + data + bytes(padding)
     length = HEADER_BYTES + len(body) + TRAILER_BYTES
@@ -235,15 +235,17 @@ def decode_mark(columns: Buffer) -> Mark:
     """Decode a mark from columns with a good checksum. Raises `ValueError` if it is not a mark."""
     size = int.from_bytes(columns[:_LENGTH_BYTES], "little")
     try:
-        found: dict[str, Any] = unpack_value(columns[_LENGTH_BYTES : _LENGTH_BYTES + size])
+        document: dict[str, Any] = unpack_value(columns[_LENGTH_BYTES : _LENGTH_BYTES + size])
         return Mark(
-            Transaction(found["app"], found["version"], found["kind"], found.get("user", "")),
-            found["first"],
-            found["messages"],
-            found["appended"],
-            found["parts"],
-            tuple(Adopted(*adopted) for adopted in found["adopted"]),
-            found["unsealed"],
+            Transaction(
+                document["app"], document["version"], document["kind"], document.get("user", "")
+            ),
+            document["first"],
+            document["messages"],
+            document["appended"],
+            document["parts"],
+            tuple(Adopted(*adopted) for adopted in document["adopted"]),
+            document["unsealed"],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the content of the mark is not valid: {error}") from error

@@ -196,12 +196,12 @@ class RecordReader:
             size = decode_length(head)
             if not self._place.size_min <= size <= self._place.size_max:
                 return None
-            found = self._read(position + LENGTH_BYTES, size, end)
+            data = self._read(position + LENGTH_BYTES, size, end)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
             return None
-        return found if len(found) == size else None
+        return data if len(data) == size else None
 
     def _read(self, position: int, size: int, end: int) -> bytes:
         """Return bytes from the window. If they are not in it, read a new window from the file.

@@ -162,8 +162,8 @@ def encode_record(data: bytes) -> bytes:
 
 def decode_length(buffer: bytes | memoryview, at: int = 0) -> int:
     """Return the value of the length field, which may be impossible."""
-    found: int = _LENGTH.unpack_from(buffer, at)[0]
-    return found
+    length: int = _LENGTH.unpack_from(buffer, at)[0]
+    return length
 
 
 def scan_records(
@@ -234,7 +234,7 @@ def looks_like_message(buffer: bytes | memoryview, at: int, size_max: int) -> bo
 # nsqd.dat
 
 
-def encode_nsqd(found: NsqdList) -> bytes:
+def encode_nsqd(listed: NsqdList) -> bytes:
     """Return the JSON in nsqd's order of keys, without spaces."""
     topics = [
         {
@@ -242,9 +242,9 @@ def encode_nsqd(found: NsqdList) -> bytes:
             "paused": t.paused,
             "channels": [{"name": c.name, "paused": c.paused} for c in t.channels],
         }
-        for t in found.topics
+        for t in listed.topics
     ]
-    return json.dumps({"topics": topics, "version": found.version}, separators=(",", ":")).encode()
+    return json.dumps({"topics": topics, "version": listed.version}, separators=(",", ":")).encode()
 
 
 def decode_nsqd(data: bytes) -> NsqdList:
@@ -253,7 +253,7 @@ def decode_nsqd(data: bytes) -> NsqdList:
     nsqd writes null for a topic without channels.
     """
     try:
-        found = documents.loads(data)
+        document = documents.loads(data)
         topics = tuple(
             NsqdTopic(
                 str(topic["name"]),
@@ -263,8 +263,8 @@ def decode_nsqd(data: bytes) -> NsqdList:
                     for channel in topic.get("channels") or ()
                 ),
             )
-            for topic in found["topics"] or ()
+            for topic in document["topics"] or ()
         )
-        return NsqdList(topics, str(found.get("version", "")))
+        return NsqdList(topics, str(document.get("version", "")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ForeignDirectory(f"{NSQD_NAME} does not have the format of nsqd: {error!r}") from None

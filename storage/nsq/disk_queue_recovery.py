@@ -36,7 +36,6 @@ from typing import Final
 from ...transport.errors import E_BAD_ARGUMENT, E_TOO_BIG, UsageError
 from ..errors import Damaged
 from ..files import Files
-from ..log.log_format import TEMPORARY_SUFFIX
 from .disk_queue_format import (
     LENGTH_BYTES,
     META_BYTES_MAX,
@@ -105,8 +104,10 @@ class QueueFiles:
 
     def numbers(self) -> list[int]:
         """Return the numbers of the existing data files, ascending."""
-        found = (parse_data_name(name) for name in self.files.list(self.folder))
-        return sorted(one[1] for one in found if one is not None and one[0] == self.name)
+        names = (parse_data_name(name) for name in self.files.list(self.folder))
+        return sorted(
+            parsed[1] for parsed in names if parsed is not None and parsed[0] == self.name
+        )
 
     def following(self, meta: Meta) -> int:
         """Return the next existing file after the read file.
@@ -134,13 +135,7 @@ class QueueFiles:
 
 def write_meta(place: QueueFiles, meta: Meta) -> None:
     """Write the metadata completely or not at all. They are synced when this returns."""
-    files = place.files
-    temporary = place.meta_path + TEMPORARY_SUFFIX
-    if files.exists(temporary):
-        files.remove(temporary)
-    files.write_file(temporary, encode_meta(meta))
-    files.rename(temporary, place.meta_path)
-    files.sync_folder(place.folder)
+    place.files.replace_file(place.meta_path, encode_meta(meta))
 
 
 def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
@@ -170,16 +165,16 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
         report.notes.append(f"{place.data_path(number)} was read before and is removed")
     reading = _reading_from(meta, numbers)
     writing = _writing_to(place, meta, numbers, report)
-    found = Meta(meta.depth, *reading, *writing)
+    recovered = Meta(meta.depth, *reading, *writing)
     if reading[0] not in numbers:  # there is nothing to read
         reading = writing
-    drifted = (found.depth <= 0) != (reading >= writing)
-    if report.clean and found == meta and not drifted:
+    drifted = (recovered.depth <= 0) != (reading >= writing)
+    if report.clean and recovered == meta and not drifted:
         return meta, report
-    if found[1:] != meta[1:]:
+    if recovered[1:] != meta[1:]:
         report.clean = False
     if reading > writing:
-        found = found._replace(read_file=writing[0], read_position=writing[1])
+        recovered = recovered._replace(read_file=writing[0], read_position=writing[1])
     # Their bytes may be in the page cache but not on disk.
     for number in [number for number in numbers if number >= meta.write_file]:
         fd = place.files.open_append(place.data_path(number))
@@ -187,14 +182,14 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
             place.files.sync(fd)
         finally:
             place.files.close(fd)
-    found = found._replace(depth=count_records(place, found))
-    if found != meta:
+    recovered = recovered._replace(depth=count_records(place, recovered))
+    if recovered != meta:
         report.notes.append(
-            f"{place.name}: the files hold {found.depth} messages, but the metadata counted "
+            f"{place.name}: the files hold {recovered.depth} messages, but the metadata counted "
             f"{meta.depth}"
         )
-        write_meta(place, found)
-    return found, report
+        write_meta(place, recovered)
+    return recovered, report
 
 
 def _read_meta(place: QueueFiles, report: QueueReport) -> Meta | None:

@@ -3,10 +3,9 @@
     DIR/state.snapshot = head line  checksum line  rows
 
 The head is one line of JSON for people and programs. It contains the topic, the time, and the
-number, size and checksum of the rows. For each channel with deferred holes, it has their totals and
-their lowest offset. The holes themselves are only in the store. A channel that loses them goes back
-to that offset. A row is the length of its key (2 bytes) and of its value (4), the key, and the
-value with the checksum that it has in the store (`state_rows.py`).
+number of commits. For each channel with deferred holes, it has their totals and their lowest
+offset. The holes themselves are only in the store. A channel that loses them goes back to that
+offset. The rows are a dump, in the same frames as in a bucket (`row_changes.py`), up to END.
 
 The file is written under another name, synced and renamed. So there is always one complete file,
 the old one or the new one.
@@ -14,10 +13,9 @@ the old one or the new one.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypedDict, cast
 
@@ -27,32 +25,27 @@ from ...transport.wire.codec import pack_value
 from .. import documents
 from ..errors import Damaged, ForeignDirectory, Unreadable
 from ..files import Files
-from ..log.log_format import TEMPORARY_SUFFIX
+from ..row_changes import END, STATE_BEGIN, Row, decode_frames, encode_frames
+from ..rows import META, unwrap, wrap
 from .state_rows import (
     CHANNEL,
     GENERATION,
     HOLE,
     HOLE_ROW,
-    META,
     TOTAL,
     DeferredTotal,
     StateMeta,
     name_of,
     start_of,
     unpack_channel,
-    unwrap,
     unwrap_meta,
-    wrap,
 )
 
 SNAPSHOT_NAME: Final = "state.snapshot"
 SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_BYTES_MAX: Final = 1 << 31
 SNAPSHOT_HEAD_MAX: Final = 1 << 20  # a thousand channels with deferred holes need about 100 KB
-_LENGTHS: Final = struct.Struct("<HI")
 _CHECKSUM_BYTES: Final = 9  # eight digits and a line feed
-
-Row = tuple[bytes, bytes]
 
 
 class _Head(TypedDict):
@@ -63,9 +56,6 @@ class _Head(TypedDict):
     uuid: str
     time_ns: int
     commits: int
-    rows: int
-    bytes: int
-    crc: int
     deferred: dict[str, list[int]]
 
 
@@ -91,22 +81,14 @@ def encode_snapshot(
 
     `rows` has key and wrapped value of each small row, including the checkpoint.
     """
-    pieces: list[bytes] = []
-    commits = 0
-    for key, value in rows:
-        if key == META:
-            commits = unwrap_meta(value)["commits"]
-        pieces += (_LENGTHS.pack(len(key), len(value)), key, value)
-    body = b"".join(pieces)
+    dumped = list(rows)
+    commits = sum(unwrap_meta(value)["commits"] for key, value in dumped if key == META)
     head: _Head = {
         "zsq": "state snapshot",
         "version": SNAPSHOT_VERSION,
         "uuid": uuid.hex(),
         "time_ns": time_ns,
         "commits": commits,
-        "rows": len(pieces) // 3,
-        "bytes": len(body),
-        "crc": crc32c(body),
         "deferred": {
             name: [total.rows, total.messages, total.first_start]
             for name, total in deferred.items()
@@ -114,17 +96,19 @@ def encode_snapshot(
         },
     }
     line = json.dumps(head).encode()
-    return b"%s\n%08x\n%s" % (line, crc32c(line), body)
+    frames = (*encode_frames(STATE_BEGIN, dumped), *encode_frames(END))
+    return b"%s\n%08x\n%s" % (line, crc32c(line), b"".join(frames))
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
     """Return the snapshot. Raises `Damaged` if a part of it is damaged."""
     head, begin = _head(data)
-    body = memoryview(data)[begin:]
     try:
-        if len(body) != head["bytes"] or crc32c(body) != head["crc"]:
-            raise Damaged("the snapshot's rows are damaged")
-        rows = [(key, unwrap(key, value)) for key, value in _rows(body)]
+        rows = [
+            (key, bytes(unwrap(key, value or b"")))
+            for frame in decode_frames(memoryview(data)[begin:], complete=True)
+            for key, value in frame.changes
+        ]
         meta = [wrap(key, value) for key, value in rows if key == META]
         deferred = {
             name: DeferredTotal(count, messages, start)
@@ -158,18 +142,6 @@ def _head(data: bytes) -> tuple[_Head, int]:
             f"version {SNAPSHOT_VERSION}; use a newer zsq"
         )
     return cast("_Head", head), len(line) + 1 + _CHECKSUM_BYTES
-
-
-def _rows(body: memoryview) -> Iterator[Row]:
-    at = 0
-    while at < len(body):
-        key_bytes, value_bytes = _LENGTHS.unpack_from(body, at)
-        at += _LENGTHS.size
-        yield (
-            bytes(body[at : at + key_bytes]),
-            bytes(body[at + key_bytes : at + key_bytes + value_bytes]),
-        )
-        at += key_bytes + value_bytes
 
 
 def rows_without_deferred(snapshot: Snapshot) -> tuple[list[Row], dict[str, int]]:
@@ -210,19 +182,7 @@ def write_snapshot(files: Files, directory: str, data: bytes) -> None:
 
     It is synced when this returns. After an `OSError`, the old snapshot still exists.
     """
-    path = f"{directory}/{SNAPSHOT_NAME}"
-    temporary = path + TEMPORARY_SUFFIX
-    if files.exists(temporary):
-        files.remove(temporary)
-    try:
-        files.write_file(temporary, data)
-    except OSError:
-        # A partial file would take space on a disk that may be full.
-        with contextlib.suppress(OSError):
-            files.remove(temporary)
-        raise
-    files.rename(temporary, path)
-    files.sync_folder(directory)
+    files.replace_file(f"{directory}/{SNAPSHOT_NAME}", data)
 
 
 def read_snapshot(files: Files, directory: str) -> Snapshot | None:

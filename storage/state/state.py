@@ -32,15 +32,14 @@ import lmdb
 
 from ..errors import Damaged, DiskFull, ForeignDirectory, StoreFailed
 from ..row_changes import BATCH_BYTES, Change, RecordingTransaction, Row, row_batches
+from ..rows import META, SUM_MASK, crc_of, rows_of, unwrap
 from .state_rows import (
     CHANNEL,
     DEFERRED,
     DUE,
     HOLE,
     HOLE_ROW,
-    META,
     RECENT_MAX,
-    SUM_MASK,
     TOTAL,
     VERSION,
     DeferredTotal,
@@ -50,7 +49,6 @@ from .state_rows import (
     StateMeta,
     Table,
     alias,
-    crc_of,
     new_meta,
     prefix,
     producer_after,
@@ -59,7 +57,6 @@ from .state_rows import (
     take_row,
     total_key,
     unpack_channel,
-    unwrap,
     unwrap_meta,
 )
 from .state_transaction import (
@@ -70,7 +67,6 @@ from .state_transaction import (
     deferred_at,
     due_row,
     first_unfinished,
-    rows_of,
     small_rows_of,
     sought,
     with_firsts,

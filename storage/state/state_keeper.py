@@ -47,8 +47,8 @@ from typing import Final
 
 from .. import documents
 from ..errors import Damaged, DiskFull, ForeignDirectory, StoreFailed, Unreadable, is_full
-from ..files import Files
-from ..log.log_format import BAD_SUFFIX, STATE_NAME, TEMPORARY_SUFFIX, parse_chunk_name
+from ..files import TEMPORARY_SUFFIX, Files
+from ..log.log_format import BAD_SUFFIX, STATE_NAME, parse_chunk_name
 from .snapshot import (
     SNAPSHOT_NAME,
     Snapshot,

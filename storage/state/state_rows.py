@@ -1,6 +1,6 @@
-"""Rows of the state store: keys, values behind a checksum, the table, and the batch of one commit.
+"""Rows of the state store: keys, data, the table, and the batch of one commit.
 
-    key                   value (each begins with a checksum and the key)
+    key                   data (`rows.py` wraps them)
     "a" first offset      a chunk that a bucket has (`ArchivedChunk`)
     "m"                   the checkpoint: applied and synced end, pause, waiting cursor, start,
                           digest of all small rows
@@ -28,18 +28,16 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypedDict
 
-from crc32c import crc32c
-
 from ...transport.wire.codec import pack_value, unpack_value
 from ..errors import Damaged, ForeignDirectory
 from ..log.chunk import ArchivedChunk
 from ..log.transactions import StagedFile, StageRow, TransactionRow
+from ..rows import META, unwrap
 from .channel_row import ChannelRow
 
 VERSION: Final = 1
 RECENT_MAX: Final = 16  # the most blocks that a producer row lists
 
-META: Final = b"m"
 ARCHIVED: Final = b"a"
 CHANNEL: Final = b"c"
 DEFERRED: Final = b"d"
@@ -63,8 +61,6 @@ assert bytes([b"r"[0] - 1]) == DUE
 U64: Final = struct.Struct(">Q")  # big-endian, so that rows are in order
 HOLE_ROW: Final = struct.Struct("<qqq")
 TOTAL_ROW: Final = struct.Struct("<qqQ")
-SUM_MASK: Final = 2**64 - 1
-_HEAD: Final = struct.Struct("<IH")  # checksum, length of the key
 
 
 class StateMeta(TypedDict):
@@ -195,29 +191,6 @@ class StateBatch:
     dropped: int | None = None
 
 
-def wrap(key: bytes, data: bytes) -> bytes:
-    """Return a row's value: checksum, key, data."""
-    rest = len(key).to_bytes(2, "little") + key + data
-    return crc32c(rest).to_bytes(4, "little") + rest
-
-
-def unwrap(key: bytes, value: bytes) -> bytes:
-    """Return the data of a value.
-
-    Raises `Damaged` if the value is damaged, or belongs to another key.
-    """
-    if len(value) >= _HEAD.size:
-        crc, size = _HEAD.unpack_from(value)
-        data = value[_HEAD.size + size :]
-        if crc == crc32c(value[4:]) and value[_HEAD.size : _HEAD.size + size] == key:
-            return data
-    raise Damaged(f"the state row {key[:80]!r} is damaged")
-
-
-def crc_of(value: bytes) -> int:
-    return int.from_bytes(value[:4], "little")
-
-
 def unwrap_meta(value: bytes | None) -> StateMeta:
     """Return the checkpoint.
 
@@ -268,7 +241,7 @@ def change_meta(meta: StateMeta, batch: StateBatch) -> None:
     meta["commits"] += 1
 
 
-def unpack_channel(data: bytes) -> ChannelRow:
+def unpack_channel(data: bytes | memoryview) -> ChannelRow:
     """Return a channel's row.
 
     Raises `ForeignDirectory` if the data is not a row. Another version must have written it,
@@ -280,7 +253,7 @@ def unpack_channel(data: bytes) -> ChannelRow:
         raise ForeignDirectory(f"{error}; use a newer zsq") from error
 
 
-def take_row(table: Table, key: bytes, data: bytes) -> None:
+def take_row(table: Table, key: bytes, data: bytes | memoryview) -> None:
     """Add a small row to the table, but not the checkpoint.
 
     Raises `Damaged` or `ForeignDirectory`. Rows of a restored topic come from the bucket.
@@ -293,7 +266,7 @@ def take_row(table: Table, key: bytes, data: bytes) -> None:
         ) from error
 
 
-def _take_row(table: Table, key: bytes, data: bytes) -> None:
+def _take_row(table: Table, key: bytes, data: bytes | memoryview) -> None:
     kind, rest = key[:1], key[1:]
     if kind == CHANNEL:
         table.channels[rest.decode()] = unpack_channel(data)

@@ -11,15 +11,14 @@ from typing import Any, Final
 
 from ...transport.wire.codec import pack_value
 from ..errors import Damaged
+from ..rows import META, SUM_MASK, crc_of, rows_of, unwrap, wrap
 from .state_rows import (
     DEFERRED,
     DUE,
     GENERATION,
     HOLE,
     HOLE_ROW,
-    META,
     SMALL_RANGES,
-    SUM_MASK,
     TOTAL_ROW,
     U64,
     DeferredTotal,
@@ -28,7 +27,6 @@ from .state_rows import (
     StateMeta,
     alias,
     change_meta,
-    crc_of,
     deferred_key,
     due_key,
     due_of,
@@ -38,29 +36,13 @@ from .state_rows import (
     small_puts,
     start_of,
     total_key,
-    unwrap,
     unwrap_meta,
-    wrap,
 )
 
 # The most deferred rows that the commit with the clear removes.
 CLEAR_ROWS_MAX: Final = 1_000
 # The most deferred rows that each later commit removes. This takes about 40 ms.
 COLLECT_ROWS_MAX: Final = 2_000
-
-
-def rows_of(txn: Any, begin: bytes, end: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-    """Yield the rows from key `begin` up to `end`.
-
-    Without `end`, yield the rows whose key starts with `begin`.
-    """
-    cursor = txn.cursor()
-    if not cursor.set_range(begin) if begin else not cursor.first():
-        return
-    for key, value in cursor:
-        if key >= end if end else not key.startswith(begin):
-            return
-        yield key, value
 
 
 def small_rows_of(txn: Any) -> Iterator[tuple[bytes, bytes]]:

@@ -7,6 +7,8 @@ and compares the output.
                    instead.
     ```text        The block is the standard output of the block before it. A line `...` stands for
                    any number of lines.
+    ```diff        The block is a patch of ZSQ, which is applied to a copy of the package in the
+                   folder. The blocks after it run the copy.
 
 A comment before a block gives the test further information: `<!-- test: not run, REASON -->`,
 `<!-- test: wants Java -->`, or `<!-- test: until "TEXT" -->` (the block is stopped by SIGTERM once
@@ -68,6 +70,15 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
+def copy_package(folder: Path) -> None:
+    """Make a copy of the package, which the blocks of a page may change."""
+    folder.mkdir()
+    for name in ("__init__.py", "__main__.py", "py.typed"):
+        shutil.copy2(ROOT / name, folder)
+    for layer in ("actors", "apps", "storage", "transport"):
+        shutil.copytree(ROOT / layer, folder / layer)
+
+
 class Reader:
     """A reader with a shell, an empty folder, and the page."""
 
@@ -109,6 +120,8 @@ class Reader:
         text = self.with_ports(block.text)
         if block.kind == "text":
             self._compare(text)
+        elif block.kind == "diff":
+            self._patch(text)
         elif block.kind == "python" and (name := _FILE.match(text)):
             (self.folder / name[1]).write_text(text)
         elif block.kind == "python":
@@ -119,6 +132,24 @@ class Reader:
             self._run(["bash", "-euo", "pipefail", "-c", text], block.said)
         else:
             raise AssertionError(f"a block of {block.kind!r} is nothing that can be tried")
+
+    def _patch(self, text: str) -> None:
+        """Apply a patch whose hunks have no line numbers: what it replaces must occur once."""
+        package = self.folder / "zsq"
+        if not package.exists():
+            copy_package(package)
+        for patch in re.split(r"^--- .*\n", text, flags=re.MULTILINE)[1:]:
+            header, *hunks = re.split(r"^@@.*\n", patch, flags=re.MULTILINE)
+            path = package / header.removeprefix("+++ b/").strip()
+            source = path.read_text() if path.exists() else ""
+            for hunk in hunks:
+                lines = hunk.splitlines(keepends=True)
+                before = "".join(line[1:] for line in lines if line[0] != "+")
+                after = "".join(line[1:] for line in lines if line[0] != "-")
+                count = source.count(before) if before else 1
+                assert count == 1, f"{path.name} has these lines {count} times: {before!r}"
+                source = source.replace(before, after) if before else after
+            path.write_text(source)
 
     def with_ports(self, text: str) -> str:
         for documented, port in ((4150, self.nsq), (4151, self.http), (4153, self.port)):

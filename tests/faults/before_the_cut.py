@@ -95,8 +95,8 @@ def without_delayed_messages(life: Life) -> None:
 
 
 def with_a_damaged_head(life: Life) -> None:
-    """The newer of LMDB's two meta pages is damaged. The start mends it, and keeps a copy of both
-    meta pages until that is done.
+    """The newer of LMDB's two meta pages is damaged. The start copies all rows, and keeps the damaged
+    environment.
     """
     life.publish_delayed(10, 20, 30)
     life.publish_delayed(40)
@@ -115,7 +115,7 @@ def with_a_damaged_head(life: Life) -> None:
 
 def with_an_older_commit(life: Life) -> None:
     """LMDB's file is replaced by an older one that lacks the newest commit. No meta page has that
-    commit, so the mending fails and is undone.
+    commit, so it is lost.
     """
     life.publish_delayed(10, 20, 30)
     life.move(10)

@@ -2,9 +2,8 @@
 After a crash there is another start.
 
 There are at most five starts, because the supervisor would not make more. The product uses a
-separate process with a new interpreter to examine an LMDB environment, and for the steps of a
-rescue. These tests fork a process instead, because a new interpreter would take fifty times as
-long.
+separate process with a new interpreter to examine an LMDB environment. These tests fork a process
+instead, because a new interpreter would take fifty times as long.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
-from zsq.storage.delayed import delayed_recovery as delayed_rescue
 from zsq.storage.directory.store import Store
-from zsq.storage.errors import StorageError, StoreFailed
+from zsq.storage.errors import StorageError
 from zsq.storage.state import state_check
 from zsq.storage.state.state import StateBatch
 
@@ -81,33 +79,10 @@ def _examine(path: str, timeout_s: float) -> state_check.Verdict:
     return state_check.Verdict([str(one) for one in found], finished=True)
 
 
-def _run(step: str, *arguments: str) -> dict[str, Any] | None:
-    """Replacement for `delayed_rescue._run`, by fork."""
-
-    def call() -> dict[str, Any]:
-        if step == "check":
-            return dict(delayed_rescue.counted(arguments[0]))
-        if step == "meta":
-            return dict(delayed_rescue.meta_of(arguments[0]))
-        old, new, parent, rows_max, border = arguments
-        delayed_rescue.take_step(step, old, new, int(parent), int(rows_max), bytes.fromhex(border))
-        return {}
-
-    code, found = forked(call)
-    if code < 0:
-        return None
-    if code:
-        raise StoreFailed(f"{arguments[0]} could not be rescued: {found}")
-    return dict(found)
-
-
 @contextmanager
 def forking() -> Iterator[None]:
-    """Use both replacements in this process and in those that it forks."""
-    with (
-        mock.patch.object(state_check, "_examine", _examine),
-        mock.patch.object(delayed_rescue, "_run", _run),
-    ):
+    """Use the replacement in this process and in those that it forks."""
+    with mock.patch.object(state_check, "_examine", _examine):
         yield
 
 
@@ -203,9 +178,7 @@ def lives(specimen: Specimen, directory: str, want: Expected) -> str:
     names = os.listdir(directory)
     if codes[-1] == REFUSED:
         return "refused"
-    aside = any(name.startswith(("state.bad", "delayed.bad")) for name in names) or os.path.exists(
-        f"{directory}/delayed/head.bad-0"
-    )
+    aside = any(name.startswith(("state.bad", "delayed.bad")) for name in names)
     if any(code < 0 for code in codes):
         return "killed"
     return "rebuilt" if aside else "again" if len(codes) > 1 else str(text)

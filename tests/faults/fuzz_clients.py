@@ -166,17 +166,24 @@ class StageRig(ClientRig):
         if not hasattr(self, "session") or self.session.ended:
             self.session: StageSession = self._new()
         self.session.lost()
-        self.session.begin()
+        self.request = self.session.begin().request
 
     def _new(self) -> StageSession:
         return StageSession(bytes(16), "q", 1, "app", 0)
 
     def right(self) -> tuple[p.Wire, Sequence[Block]]:
-        session = self.session
+        window = self.session.window
+        opened = {
+            "expected": window.received.blocks,
+            "sealed": 0,
+            "credit_bytes": 10**6,
+            "committed": False,
+        }
         words: Sequence[p.Wire] = (
-            p.Done(session._opening, {"expected": session.received, "sealed": 0, "credit_bytes": 10**6, "committed": False}),
-            p.Staged(bytes(16), self.mutator.below(session.total + 1)), p.Missing(0, bytes(16), self.mutator.below(session.total + 1)),
-        )  # fmt: skip
+            p.Done(self.request, opened),
+            p.Staged(bytes(16), self.mutator.below(window.total.blocks + 1)),
+            p.Missing(0, bytes(16), self.mutator.below(window.total.blocks + 1)),
+        )
         return self.mutator.one(words), ()
 
     def take(self, message: p.Wire, blocks: list[Block]) -> None:
@@ -187,7 +194,7 @@ class StageRig(ClientRig):
         if session.ended:
             self.begin()
             return
-        if session.total < 8 and session.room(200):
+        if session.window.total.blocks < 8 and session.window.has_room(200):
             session.add(pack([b"x"]))
         while session.take(self.now_ns) is not None:
             pass

@@ -39,6 +39,7 @@ from zsq.storage.log.transactions import (
     encode_mark,
 )
 from zsq.storage.nsq import disk_queue_format
+from zsq.storage.rows import META, unwrap, wrap
 from zsq.storage.state import snapshot, state_rows
 from zsq.storage.state.state_keeper import Starts
 from zsq.transport.block.block import HEADER_BYTES, MARK
@@ -190,9 +191,9 @@ ROWS: Final[list[tuple[bytes, bytes]]] = [
     (state_rows.PRODUCER + state_rows.U64.pack(77), pack_value((5, 10**18, ((3, 100), (4, 200))))),
     (state_rows.STAGE + UUID, pack_value(_stage())),
     (state_rows.TRANSACTION + b"q", pack_value(tuple(TransactionRow(7, "app", 1000, 8, 10**18)))),
-    (state_rows.META, pack_value(state_rows.new_meta(UUID, 1000))),
+    (META, pack_value(state_rows.new_meta(UUID, 1000))),
 ]
-_WRAPPED: Final = [(key, state_rows.wrap(key, data)) for key, data in ROWS]
+_WRAPPED: Final = [(key, wrap(key, data)) for key, data in ROWS]
 _SNAPSHOT: Final = snapshot.encode_snapshot(
     UUID, 10**18, _WRAPPED, {"archive": state_rows.DeferredTotal(3, 30, 100)}
 )
@@ -364,14 +365,14 @@ def _row(mutator: Mutator) -> tuple[bytes, bytes]:
     """
     if mutator.chance(3):
         key, value = mutator.one(_DELAYED)
-        data = delayed_format.unwrap(key, value).tobytes()
+        data = unwrap(key, value).tobytes()
     else:
         key, data = mutator.one(ROWS)
     if mutator.chance(3):
         key = mutator.changed(key)
     elif mutator.chance(2):
         data = mutator.changed(data)
-    value = state_rows.wrap(key[:65_535], data)
+    value = wrap(key[:65_535], data)
     return key, mutator.changed(value) if mutator.chance(5) else value
 
 
@@ -387,7 +388,7 @@ def _try_row(row: tuple[bytes, bytes]) -> bool:
     with contextlib.suppress(Damaged):
         delayed_format.parse_producer_key(key)
     with contextlib.suppress(Damaged):
-        assert len(state_rows.unwrap(key, value)) <= len(value)
+        assert len(unwrap(key, value)) <= len(value)
         taken = True
     return taken
 

@@ -19,7 +19,7 @@ from support.topic_names import topic_name_of
 
 import zsq
 from zsq.apps.integrations.kombu import names
-from zsq.transport.client.core.lane import as_tag
+from zsq.transport.client.core.publish_arguments import as_tag
 from zsq.transport.names import check_name
 from zsq.transport.settings import split_tags
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsq.apps.integrations.kombu.patterns import Pattern
+from zsq.apps.integrations.kombu.patterns import TopicPattern
 
 WORDS = st.lists(st.sampled_from(["a", "b", ""]), max_size=5)
 PATTERNS = st.lists(st.sampled_from(["a", "b", "", "*", "#"]), max_size=5)
@@ -28,7 +28,7 @@ def matches(pattern: list[str], key: list[str]) -> bool:
 @given(PATTERNS, WORDS)
 def test_a_pattern_matches_what_the_specification_says(pattern: list[str], key: list[str]) -> None:
     # A text without a dot is one word, also the empty text.
-    assert Pattern(".".join(pattern)).matches(".".join(key)) is matches(
+    assert TopicPattern(".".join(pattern)).matches(".".join(key)) is matches(
         pattern or [""], key or [""]
     )
 
@@ -50,12 +50,12 @@ def test_a_pattern_matches_what_the_specification_says(pattern: list[str], key: 
     ],
 )
 def test_the_keys_of_topic_exchanges(pattern: str, key: str, expected: bool) -> None:
-    assert Pattern(pattern).matches(key) is expected
+    assert TopicPattern(pattern).matches(key) is expected
 
 
 @pytest.mark.timeout(20)
 def test_a_pattern_with_many_wildcards_takes_no_longer_than_others() -> None:
     """A regular expression needs seconds for six `#` and 55 words, and years for more."""
-    assert not Pattern("#.#.#.#.#.#.x").matches(".".join(["w"] * 55))
-    assert not Pattern(".".join(["#", "*"] * 60 + ["x"])).matches(".".join(["w"] * 5_000))
-    assert Pattern(".".join(["#", "w"] * 60)).matches(".".join(["w"] * 5_000))
+    assert not TopicPattern("#.#.#.#.#.#.x").matches(".".join(["w"] * 55))
+    assert not TopicPattern(".".join(["#", "*"] * 60 + ["x"])).matches(".".join(["w"] * 5_000))
+    assert TopicPattern(".".join(["#", "w"] * 60)).matches(".".join(["w"] * 5_000))

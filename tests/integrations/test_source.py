@@ -15,7 +15,7 @@ from support.topic_names import topic_name_of
 
 import zsq
 from zsq.apps.integrations.naming import CHANNEL
-from zsq.apps.integrations.source import Held, Source, Work
+from zsq.apps.integrations.source import ConsumerThread, Held, OpenWork
 
 pytestmark = pytest.mark.timeout(400)
 WAIT_S = 120.0
@@ -32,12 +32,12 @@ class Queue:
         self.admin.create_topic(name)
         self.admin.create_channel(name, CHANNEL, start="earliest")
         self.arrived = threading.Event()
-        self.work = Work()
+        self.work = OpenWork()
         self.open()
 
     def open(self) -> None:
         consumer = zsq.Consumer(self.name, CHANNEL, url=self.broker.tcp)
-        self.source = Source(consumer, 10, 60, self.arrived.set, self.work).start()
+        self.source = ConsumerThread(consumer, 10, 60, self.arrived.set, self.work).start()
 
     def take(self) -> Held:
         """Return the next message that is to be handled."""

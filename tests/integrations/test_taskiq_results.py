@@ -26,7 +26,7 @@ from taskiq.serializers import PickleSerializer
 import zsq
 from zsq.apps.integrations import taskiq_results
 from zsq.apps.integrations.taskiq import ResultIsMissingError, ZsqBroker, ZsqResultBackend
-from zsq.apps.integrations.taskiq_results import Known, Name, ResultIndex, Row
+from zsq.apps.integrations.taskiq_results import Known, Name, ResultIndex, ResultPlace
 
 pytestmark = pytest.mark.timeout(400)
 WAIT_S = 120.0
@@ -179,9 +179,9 @@ def test_an_index_never_answers_for_messages_that_it_does_not_have() -> None:
         index = ResultIndex(rows_max)
         topic: list[Name] = []
 
-        def newest(name: Name, first: int, end: int) -> Row | None:
+        def newest(name: Name, first: int, end: int) -> ResultPlace | None:
             found = [at for at in range(first, end) if topic[at] == name]  # noqa: B023
-            return Row(found[-1], 0, False) if found else None
+            return ResultPlace(found[-1], 0, False) if found else None
 
         for _ in range(3_000):
             if dice.random() < 0.02:
@@ -189,13 +189,13 @@ def test_an_index_never_answers_for_messages_that_it_does_not_have() -> None:
             if dice.random() < 0.4:
                 topic += dice.choices(names, k=dice.randint(1, 3))
             end = dice.randint(index.high, len(topic))
-            rows = [(topic[at], Row(at, 0, False)) for at in range(index.high, end)]
+            rows = [(topic[at], ResultPlace(at, 0, False)) for at in range(index.high, end)]
             index.follow(rows, end)
             if dice.random() < 0.3:
                 # Meanwhile the index may have lost its oldest rows.
                 end = max(0, index.low - dice.choice((0, 0, 1)))
                 first = max(0, end - dice.randint(1, 3))
-                window = {topic[at]: Row(at, 0, False) for at in range(first, end)}
+                window = {topic[at]: ResultPlace(at, 0, False) for at in range(first, end)}
                 index.extend(window, first, end)
             name = dice.choice(names)
             if not index.complete(name):

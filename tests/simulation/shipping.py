@@ -4,9 +4,6 @@ that boundaries, bases and waits for offsets happen within seconds.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import random
 import time
 from dataclasses import dataclass, replace
@@ -128,16 +125,7 @@ class SimLeaseCell:
 def prepare() -> None:
     """Let the restore run in one simulated thread, and the actor's timer run often."""
     from zsq.storage.bucket.shipping import restore, tick_reader
-    from zsq.storage.delayed import delayed_recovery
 
-    def run_here(step: str, *arguments: str) -> Any:
-        output = io.StringIO()
-        with contextlib.redirect_stdout(output):
-            recovery.main(step, *arguments)
-        return json.loads(output.getvalue())
-
-    recovery: Any = delayed_recovery
-    recovery._run = run_here
     for module in (restore, tick_reader):
         anything: Any = module
         anything.ThreadPoolExecutor = InlineThreads

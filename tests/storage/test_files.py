@@ -145,3 +145,26 @@ def test_a_path_that_no_file_can_have_is_not_there(tmp_path: Path) -> None:
     assert not Files().exists(f"{tmp_path}/a\0b")
     assert not Files().exists(f"{tmp_path}/nothing/there")
     assert Files().exists(str(tmp_path))
+
+
+def test_a_replaced_file_and_its_name_are_synced(tmp_path: Path, synced: list[str]) -> None:
+    path = str(tmp_path / "file")
+    (tmp_path / "file.tmp").write_bytes(b"left by a process that was killed")
+    for data in (b"old", b"new"):
+        synced.clear()
+        FILES.replace_file(path, data)
+        assert (tmp_path / "file").read_bytes() == data
+        assert synced == [f"{path}.tmp", str(tmp_path)]
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_part(tmp_path: Path) -> None:
+    class FullDisk(Files):
+        def sync(self, fd: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(OSError, match="No space"):
+        FullDisk().replace_file(str(tmp_path / "file"), b"new")
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]

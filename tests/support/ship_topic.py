@@ -20,13 +20,14 @@ from zsq.actors.bucket.topic.ship_parts import ShippingState
 from zsq.actors.bucket.topic.shipping import Shipping
 from zsq.storage.bucket.shipping.tick_format import Piece, Range, Tail, advanced
 from zsq.storage.bucket.shipping.tick_reader import ShippedTopic
-from zsq.storage.delayed.delayed_format import META, due_block, unwrap
+from zsq.storage.delayed.delayed_format import due_block
 from zsq.storage.directory.store import Store
 from zsq.storage.errors import Damaged
 from zsq.storage.files import Files
 from zsq.storage.log.chunk import open_chunk
 from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, chunk_name
 from zsq.storage.row_changes import DELAYED, STATE, decode_frames
+from zsq.storage.rows import META, unwrap
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch, StateStore
 from zsq.storage.state.store_builder import StoreBuilder

@@ -19,7 +19,9 @@ import zsq
 from zsq.transport import system
 from zsq.transport.client.asyncio import aio
 from zsq.transport.client.blocking import drive
-from zsq.transport.client.link import link
+from zsq.transport.client.link import link_host
+from zsq.transport.client.link.engine import Engine
+from zsq.transport.client.link.timeouts import FAR_NS
 from zsq.transport.errors import E_UNSUPPORTED
 from zsq.transport.system import EpollSet, EventWaker, SelectSet, SignalFlag, SocketWaker
 
@@ -468,7 +470,7 @@ def peer_of(fd: int, other: int) -> bool:
 @pytest.fixture(params=["poll", "select"])
 def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients use the variants of other systems."""
-    monkeypatch.setattr(link, "EventSet", SelectSet)
+    monkeypatch.setattr(link_host, "EventSet", SelectSet)
     monkeypatch.setattr(drive, "Waker", SocketWaker)
     if request.param == "select":
         monkeypatch.setattr(system, "wait_readable", system._by_select)
@@ -535,10 +537,10 @@ def test_a_thread_that_follows_sleeps_for_an_hour_at_most() -> None:
         def acquire(self, timeout: float) -> None:
             self.times.append(timeout)
 
-    made = drive.Drive(link.Engine())
+    made = drive.Drive(Engine())
     lock: Any = Lock()
     with made.lock:
-        for pause_ns in (link.FAR_NS, 2_000_000_000, -5):
+        for pause_ns in (FAR_NS, 2_000_000_000, -5):
             made._follow(lock, pause_ns)
         made.stop()
     assert lock.times == [3600.0, 2.0, 0.0]

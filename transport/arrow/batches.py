@@ -119,27 +119,27 @@ def _tags(block: Block) -> pa.Array:
 
     Such bytes become U+FFFD, as in `Message.tag`. Only a block that has them is copied.
     """
-    found = wrap(block.tag, block.count, _TYPES["tag"])
+    array = wrap(block.tag, block.count, _TYPES["tag"])
     if block.tag is None:
-        return found
+        return array
     try:
-        found.validate(full=True)
+        array.validate(full=True)
     except pa.ArrowInvalid:
-        tags = [None if one is None else one.decode(errors="replace") for one in block.tag.values()]
+        tags = [None if tag is None else tag.decode(errors="replace") for tag in block.tag.values()]
         return pa.array(tags, _TYPES["tag"])
-    return found
+    return array
 
 
 def _times(block: Block) -> pa.Array:
     times = block.times
     if times is None:
         return pa.repeat(pa.scalar(block.header.time_ns // 1000, _TIME), block.count)
-    own = pa.Array.from_buffers(pa.int64(), block.count, [None, pa.py_buffer(times)])
+    nanos = pa.Array.from_buffers(pa.int64(), block.count, [None, pa.py_buffer(times)])
     thousand = pa.scalar(1000, pa.int64())
-    micros = pc.divide(own, thousand)
+    micros = pc.divide(nanos, thousand)
     # The division rounds toward zero. So it rounds up times before 1970, which are negative.
-    if pc.min(own).as_py() < 0:
-        micros = pc.subtract(micros, pc.less(own, pc.multiply(micros, thousand)).cast(pa.int64()))
+    if pc.min(nanos).as_py() < 0:
+        micros = pc.subtract(micros, pc.less(nanos, pc.multiply(micros, thousand)).cast(pa.int64()))
     return micros.view(_TIME)
 
 
@@ -156,13 +156,13 @@ def _header_rows(block: Block) -> pa.Array:
     ends = [0]
     rows = block.headers.values()
     for packed in rows:
-        found = known.get(packed)
-        if found is None:
+        row = known.get(packed)
+        if row is None:
             assert packed is not None
             headers = user_headers(packed)
-            found = known[packed] = (list(headers), [_as_bytes(one) for one in headers.values()])
-        keys += found[0]
-        values += found[1]
+            row = known[packed] = (list(headers), [_as_bytes(value) for value in headers.values()])
+        keys += row[0]
+        values += row[1]
         ends.append(len(keys))
     pairs = pa.StructArray.from_arrays(
         [pa.array(keys, pa.string()), pa.array(values, pa.binary())], names=["key", "value"]
@@ -217,16 +217,16 @@ class BatchMaker:
 
     def batch(self, block: Block, start: int, stop: int) -> pa.RecordBatch:
         """Return the block's messages from `start` to `stop` (exclusive), at least one."""
-        made = pa.RecordBatch.from_arrays(
+        batch = pa.RecordBatch.from_arrays(
             [make(block) for make in self._makers], schema=self.schema
         )
         first = max(start, block.first_offset)
         last = min(stop, block.next_offset)
         assert first < last, "a block that holds nothing of the range"
         return (
-            made
+            batch
             if last - first == block.count
-            else made.slice(first - block.first_offset, last - first)
+            else batch.slice(first - block.first_offset, last - first)
         )
 
     def batches(self, blocks: Iterable[Block], start: int, stop: int) -> Iterator[pa.RecordBatch]:
@@ -238,9 +238,9 @@ class BatchMaker:
         waiting: list[pa.RecordBatch] = []
         rows = size = 0
         for block in blocks:
-            made = self.batch(block, start, stop)
-            waiting.append(made)
-            rows += made.num_rows
+            batch = self.batch(block, start, stop)
+            waiting.append(batch)
+            rows += batch.num_rows
             size += block.length
             if rows >= ROWS_MIN or size >= JOIN_BYTES_MAX:
                 yield _joined(waiting)

@@ -153,26 +153,26 @@ class Column:
         `struct` cuts values of equal sizes (records, fixed rows) in one call. This takes 45 instead
         of 110 microseconds for a thousand values.
         """
-        whole = bytes(self.data)
+        data = bytes(self.data)
         ends = self.offsets.tolist()
         count = len(ends) - 1
         first = ends[0]
         size = ends[1] - first
-        found: list[bytes | None]
+        values: list[bytes | None]
         if (
             size
-            and size * count == len(whole)
+            and size * count == len(data)
             and ends == list(range(first, first + size * count + 1, size))
         ):
-            found = list(struct.unpack(f"{size}s" * count, whole))
+            values = list(struct.unpack(f"{size}s" * count, data))
         else:
             if first:
                 ends = [end - first for end in ends]
-            found = [whole[start:stop] for start, stop in pairwise(ends)]
+            values = [data[start:stop] for start, stop in pairwise(ends)]
         if self.validity is not None:
             bits = int.from_bytes(self.validity, "little")
-            found = [value if bits >> i & 1 else None for i, value in enumerate(found)]
-        return found
+            values = [value if bits >> i & 1 else None for i, value in enumerate(values)]
+        return values
 
 
 class Block:
@@ -255,13 +255,13 @@ class Block:
         Raises `CorruptBlock` (E_CHECKSUM) if they differ.
         """
         columns = self.columns[:-TRAILER_BYTES]
-        found = [0]
+        prefixes = [0]
         for position in range(0, len(columns), PIECE_BYTES):
-            found.append(crc32c(columns[position : position + PIECE_BYTES], found[-1]))
-        if found[-1] != self.header.columns_crc:
+            prefixes.append(crc32c(columns[position : position + PIECE_BYTES], prefixes[-1]))
+        if prefixes[-1] != self.header.columns_crc:
             raise self._corrupt()
         self._parts()  # `_parts` reads sizes in the columns, which were just checked
-        self._prefixes = tuple(found)
+        self._prefixes = tuple(prefixes)
 
     def check_messages(self, spans: Iterable[tuple[int, int]]) -> None:
         """Check messages `start` to `stop` of each span, and the bytes that locate them.
@@ -351,19 +351,19 @@ def check_block(block: Block, limits: Limits | None = None) -> None:
         limits.tag_bytes_max,
         limits.headers_bytes_max,
     )
-    for column, size_max, what in zip(
+    for column, size_max, caption in zip(
         columns, sizes_max, ("message", "key", "tag", "headers"), strict=True
     ):
         if column is None:
             continue
         ends = column.offsets.tolist()
         if ends != sorted(ends):
-            raise UsageError(E_BAD_BLOCK, f"the offsets of the {what} column do not ascend")
+            raise UsageError(E_BAD_BLOCK, f"the offsets of the {caption} column do not ascend")
         if len(column.data) > size_max:
             largest = max(map(sub, ends[1:], ends))
             if largest > size_max:
                 raise UsageError(
-                    E_TOO_BIG, f"{what} of {largest} bytes is over the limit of {size_max} bytes"
+                    E_TOO_BIG, f"{caption} of {largest} bytes is over the limit of {size_max} bytes"
                 )
 
 
@@ -506,7 +506,7 @@ def pack(
     optional = ((keys, HAS_KEY, KEY_NULLS, limits.key_bytes_max, "key"),
                 (tags, HAS_TAG, TAG_NULLS, limits.tag_bytes_max, "tag"),
                 (headers, HAS_HEADERS, HEADERS_NULLS, limits.headers_bytes_max, "headers"))  # fmt: skip
-    for values, has, nulls, size_max, what in optional:
+    for values, has, nulls, size_max, caption in optional:
         if values is None:
             continue
         assert len(values) == count
@@ -518,7 +518,7 @@ def pack(
             pieces.append(pad((count + 7) // 8))
             size += padded((count + 7) // 8)
             full = [b"" if value is None else value for value in values]
-        size += _pack_column(pieces, full, size_max, what)
+        size += _pack_column(pieces, full, size_max, caption)
     if times is not None:
         assert len(times) == count
         bits |= HAS_TIMES
@@ -542,7 +542,7 @@ def pack(
         ) from None
 
 
-def _pack_column(pieces: list[Any], values: Sequence[Any], size_max: int, what: str) -> int:
+def _pack_column(pieces: list[Any], values: Sequence[Any], size_max: int, caption: str) -> int:
     """Add the column's parts and return their number of bytes.
 
     `struct` takes 29 microseconds for a thousand offsets, and `array` would take 59.
@@ -551,11 +551,11 @@ def _pack_column(pieces: list[Any], values: Sequence[Any], size_max: int, what: 
         sizes = list(map(len, values))
     except TypeError as error:
         # `join` finds text among the values, and raises a TypeError.
-        raise UsageError(E_BAD_BLOCK, f"a {what} must be bytes: {error}") from None
+        raise UsageError(E_BAD_BLOCK, f"a {caption} must be bytes: {error}") from None
     largest = max(sizes)
     if largest > size_max:
         raise UsageError(
-            E_TOO_BIG, f"{what} of {largest} bytes is over the limit of {size_max} bytes"
+            E_TOO_BIG, f"{caption} of {largest} bytes is over the limit of {size_max} bytes"
         )
     ends = list(accumulate(sizes, initial=0))
     try:
@@ -575,8 +575,8 @@ def _pack_column(pieces: list[Any], values: Sequence[Any], size_max: int, what: 
 def _bitmap(present: Iterable[bool]) -> bytes:
     bits = 0
     count = 0
-    for count, there in enumerate(present, 1):
-        if there:
+    for count, is_present in enumerate(present, 1):
+        if is_present:
             bits |= 1 << (count - 1)
     return bits.to_bytes((count + 7) // 8, "little")
 
@@ -586,15 +586,15 @@ def missing(offset: int, blocks: Iterable[Block], stop: int) -> list[tuple[int, 
 
     `blocks` ascend.
     """
-    found: list[tuple[int, int]] = []
+    gaps: list[tuple[int, int]] = []
     for first, end in (
         *((block.first_offset, block.next_offset) for block in blocks),
         (stop, stop),
     ):
         if first > offset:
-            found.append((offset, first - offset))
+            gaps.append((offset, first - offset))
         offset = max(offset, end)
-    return found
+    return gaps
 
 
 def with_place(block: Block, first_offset: int, time_ns: int) -> Block:
@@ -713,10 +713,10 @@ def _values(column: Column, start: int, stop: int) -> list[bytes | None]:
         return [column.value(start)]
     first = column.offsets[0]
     data = column.data[column.offsets[start] - first : column.offsets[stop] - first]
-    found = Column(column.offsets[start : stop + 1], data, None).values()
+    values = Column(column.offsets[start : stop + 1], data, None).values()
     if column.validity is not None:
         bits = int.from_bytes(column.validity[start >> 3 : (stop + 7) >> 3], "little") >> (
             start & 7
         )
-        found = [value if bits >> i & 1 else None for i, value in enumerate(found)]
-    return found
+        values = [value if bits >> i & 1 else None for i, value in enumerate(values)]
+    return values

@@ -70,7 +70,7 @@ def join_columns(
     optional = ((key, HAS_KEY, KEY_NULLS, limits.key_bytes_max, "key"),
                 (tag, HAS_TAG, TAG_NULLS, limits.tag_bytes_max, "tag"),
                 (headers, HAS_HEADERS, HEADERS_NULLS, limits.headers_bytes_max, "headers"))  # fmt: skip
-    for column, has, nulls, size_max, what in optional:
+    for column, has, nulls, size_max, caption in optional:
         if column is None:
             continue
         bits |= has
@@ -79,12 +79,13 @@ def join_columns(
             if len(column.validity) != bitmap_bytes:
                 raise UsageError(
                     E_BAD_BLOCK,
-                    f"the {what} bitmap must have {bitmap_bytes} bytes, not {len(column.validity)}",
+                    f"the {caption} bitmap must have {bitmap_bytes} bytes, not "
+                    f"{len(column.validity)}",
                 )
             bits |= nulls
             pieces += (column.validity, pad(bitmap_bytes))
             size += padded(bitmap_bytes)
-        size += _add_values(pieces, count, column, size_max, what)
+        size += _add_values(pieces, count, column, size_max, caption)
     return seal(
         pieces,
         size,
@@ -97,29 +98,29 @@ def join_columns(
     )
 
 
-def _add_values(pieces: list[Any], count: int, column: Column, size_max: int, what: str) -> int:
+def _add_values(pieces: list[Any], count: int, column: Column, size_max: int, caption: str) -> int:
     """Add a column's offsets and bytes with their padding, and return the added bytes."""
     offsets, data = column.offsets, column.data
     if offsets.itemsize != _OFFSET_BYTES or len(offsets) != count + 1:
-        found = f"{len(offsets)} of {offsets.itemsize} bytes"
+        shape = f"{len(offsets)} of {offsets.itemsize} bytes"
         raise UsageError(
             E_BAD_BLOCK,
             (
-                f"the {what} column must have {count + 1} offsets of {_OFFSET_BYTES} bytes, not "
-                f"{found}"
+                f"the {caption} column must have {count + 1} offsets of {_OFFSET_BYTES} bytes, not "
+                f"{shape}"
             ),
         )
     if offsets[0] < 0 or offsets[count] - offsets[0] != len(data):
         raise UsageError(
             E_BAD_BLOCK,
             (
-                f"the offsets of the {what} column cover {offsets[count] - offsets[0]} bytes, but "
-                f"it has {len(data)}"
+                f"the offsets of the {caption} column cover {offsets[count] - offsets[0]} bytes, "
+                f"but it has {len(data)}"
             ),
         )
     if len(data) > size_max and (largest := _largest(offsets, len(data), size_max)) > size_max:
         raise UsageError(
-            E_TOO_BIG, f"{what} of {largest} bytes is over the limit of {size_max} bytes"
+            E_TOO_BIG, f"{caption} of {largest} bytes is over the limit of {size_max} bytes"
         )
     offsets_bytes = (count + 1) * _OFFSET_BYTES
     pieces += (offsets.cast("B"), pad(offsets_bytes), data, pad(len(data)))

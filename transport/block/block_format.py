@@ -127,9 +127,9 @@ def decode_header(buffer: Buffer, *, magic: bytes = WIRE_MAGIC, seed: int = 0) -
         raise UsageError(
             E_BAD_BLOCK, f"a block header must have {HEADER_BYTES} bytes, not {len(buffer)}"
         )
-    found, version, columns, *rest = _HEAD.unpack_from(buffer)
-    if found != magic:
-        raise UsageError(E_BAD_BLOCK, f"not a block: it starts with {found!r}, not {magic!r}")
+    start, version, columns, *rest = _HEAD.unpack_from(buffer)
+    if start != magic:
+        raise UsageError(E_BAD_BLOCK, f"not a block: it starts with {start!r}, not {magic!r}")
     if crc32c(memoryview(buffer)[: _HEAD.size], seed) != _CRC.unpack_from(buffer, _HEAD.size)[0]:
         raise CorruptBlock(E_CHECKSUM, "the checksum of a block header does not match")
     if version != VERSION or columns & ~_COLUMN_BITS_KNOWN:

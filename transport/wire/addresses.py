@@ -11,7 +11,7 @@ are not trusted with every address (`address.py`). (Rejected:
 to follow an address in the text of an error.)
 
 A rotation says which address comes next and why the others failed. It does not wait. The link
-decides when an address has failed, and how long to pause after a round (`client/link/link.py`).
+decides when an address has failed, and how long to pause after a round (`client/link/course.py`).
 """
 
 from __future__ import annotations

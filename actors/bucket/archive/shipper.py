@@ -58,7 +58,6 @@ from ....storage.bucket.shipping.tick_format import (
 )
 from ....storage.errors import Damaged, StorageError
 from ....storage.files import Files
-from ....storage.log.log_format import TEMPORARY_SUFFIX
 from ....transport.errors import E_BUCKET, E_FENCED, Refused
 from ....transport.wire import protocol as p
 from ...primitives.lease_cell import boot_ns
@@ -303,13 +302,7 @@ class Shipper:
             ) from error
 
     def _write_copy(self, own: Copy) -> None:
-        path = f"{self._data_dir}/{COPY_NAME}"
-        temporary = path + TEMPORARY_SUFFIX
-        if self._files.exists(temporary):
-            self._files.remove(temporary)
-        self._files.write_file(temporary, encode_copy(own))
-        self._files.rename(temporary, path)
-        self._files.sync_folder(self._data_dir)
+        self._files.replace_file(f"{self._data_dir}/{COPY_NAME}", encode_copy(own))
 
     def _taken(self, value: Any) -> None:
         if isinstance(value, Fenced):

@@ -51,7 +51,6 @@ from .takeover import (
     fence,
     make_primary,
     read_copy,
-    replace_file,
 )
 
 log = logging.getLogger("zsq")
@@ -113,8 +112,7 @@ class StandbyLoop:
         found = read_copy(self._files, path)
         if found is None:
             found = Copy("", uuid.uuid4().hex)
-            replace_file(self._files, path, encode_copy(found))
-            self._files.sync_folder(str(self._data_dir))
+            self._files.replace_file(path, encode_copy(found))
         return found.copy
 
     # The loop

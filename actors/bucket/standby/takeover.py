@@ -28,7 +28,6 @@ from ....storage.bucket.shipping.tick_reader import ShippedTopic
 from ....storage.directory.store import TopicIdentity
 from ....storage.errors import Damaged, ForeignDirectory
 from ....storage.files import Files
-from ....storage.log.log_format import TEMPORARY_SUFFIX
 from ...settings.options import SHIP_RESERVE
 from ...supervisor.topics.registry import REGISTRY_NAME
 from ...supervisor.topics.registry_format import GIVEN, Content, TopicRow, decode, encode
@@ -114,10 +113,8 @@ def make_primary(
     for row in chosen.content.topics.values():
         files.rename(f"{folder}/{row.uuid}", f"{topics}/{row.number:06d}")
     files.sync_folder(topics)
-    replace_file(files, f"{data_dir}/{COPY_NAME}", encode_copy(Copy(archive, copy)))
-    files.sync_folder(str(data_dir))
-    replace_file(files, f"{data_dir}/{REGISTRY_NAME}", encode(chosen.content))
-    files.sync_folder(str(data_dir))
+    files.replace_file(f"{data_dir}/{COPY_NAME}", encode_copy(Copy(archive, copy)))
+    files.replace_file(f"{data_dir}/{REGISTRY_NAME}", encode(chosen.content))
     files.remove_tree(folder)
     files.remove(f"{data_dir}/{UNFINISHED_NAME}")
     files.sync_folder(str(data_dir))
@@ -134,15 +131,6 @@ def mark_unfinished(files: Files, data_dir: Path) -> None:
     if not files.exists(path):
         files.write_file(path, b"")
         files.sync_folder(str(data_dir))
-
-
-def replace_file(files: Files, path: str, data: bytes) -> None:
-    """Write a file, which is complete if it has its name. The caller syncs the folder."""
-    temporary = path + TEMPORARY_SUFFIX
-    if files.exists(temporary):
-        files.remove(temporary)
-    files.write_file(temporary, data)
-    files.rename(temporary, path)
 
 
 def read_copy(files: Files, path: str) -> Copy | None:

@@ -132,20 +132,20 @@ class Guard:
             await refusal(refused)(scope, exchange.receive, exchange.send)
 
     def known(self, path: str) -> str:
-        found = self._exact.get(path)
-        if found is None:
+        matched = self._exact.get(path)
+        if matched is None:
             begin, slash, rest = path.rpartition("/")
-            found = self._open.get(begin + slash) if rest else None
-            if found is None:  # the rest is not one name, but a file's path may contain folders
-                found = next(
+            matched = self._open.get(begin + slash) if rest else None
+            if matched is None:  # the rest is not one name, but a file's path may contain folders
+                matched = next(
                     (
-                        one
-                        for begin, one in self._open.items()
-                        if one.endswith(":path}") and path.startswith(begin)
+                        pattern
+                        for begin, pattern in self._open.items()
+                        if pattern.endswith(":path}") and path.startswith(begin)
                     ),
                     OTHER,
                 )
-        return found
+        return matched
 
 
 class Exchange:
@@ -195,7 +195,7 @@ class Exchange:
             pass
 
 
-class Parts:
+class AppParts:
     """The parts of an application, for `make_app` and tests."""
 
     def __init__(
@@ -232,7 +232,7 @@ def make_app(
     """
     authority = authority or HttpAuthority()
     limiters = limiters or Limiters(HttpLimits())
-    parts = Parts(broker, publisher, node, limiters)
+    parts = AppParts(broker, publisher, node, limiters)
     options = options or HttpOptions()
     told = options.nsq or NsqOptions()
     config = Config(settings(node, limiters.limits, options, log_level), limiters, changes or {})
@@ -261,7 +261,7 @@ def make_app(
     return Guard(starlette, limiters, parts.metrics, tuple(table), doors)
 
 
-def paths(parts: Parts, telling: Telling, config: Config) -> dict[str, dict[str, Handler]]:
+def paths(parts: AppParts, telling: Telling, config: Config) -> dict[str, dict[str, Handler]]:
     """Return the handlers by path and method."""
     manage, publishing, lookup = parts.management, parts.publishing, parts.lookup
     post: dict[str, Handler] = {

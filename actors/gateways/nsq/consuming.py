@@ -46,8 +46,8 @@ from ....transport.client.core.consumer_session import (
     LeasedBlock,
 )
 from ....transport.client.core.subscription import ConsumerEngine
-from ....transport.client.link.link import FAR_NS
 from ....transport.client.link.reaction import Reaction
+from ....transport.client.link.timeouts import FAR_NS
 from ....transport.errors import E_TIMEOUT
 from ....transport.nsq.wire import encode_messages, id_base, message_ids, message_offsets
 from ....transport.wire.address import Address

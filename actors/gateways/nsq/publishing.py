@@ -15,9 +15,11 @@ from typing import Final, TypeVar
 
 from ....transport.block.block import BLOCK_COUNT_MAX
 from ....transport.client.asyncio.aio_asker import Turner
-from ....transport.client.core.lane import ProducerEngine, packed
+from ....transport.client.core.packing import packed
+from ....transport.client.core.producer_engine import ProducerEngine
 from ....transport.client.core.producer_session import PendingBlock
-from ....transport.client.link.link import FAR_NS, Engine
+from ....transport.client.link.engine import Engine
+from ....transport.client.link.timeouts import FAR_NS
 from ....transport.errors import E_CLOSING, E_TIMEOUT, BrokerUnreachable, Refused, ZsqError
 from ....transport.names import part_name
 from ....transport.wire.address import Address

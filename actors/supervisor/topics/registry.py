@@ -39,8 +39,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ....storage.errors import ForeignDirectory, Locked, is_full
-from ....storage.files import Files
-from ....storage.log.log_format import TEMPORARY_SUFFIX
+from ....storage.files import TEMPORARY_SUFFIX, Files
 from ....transport.errors import E_DISK_FULL, E_INTERNAL, Refused
 from ....transport.names import is_ephemeral
 from ....transport.settings import MAX_BYTES_MIN

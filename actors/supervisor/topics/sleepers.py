@@ -100,12 +100,7 @@ def save(files: Files, data_dir: Path, given: ServeOptions, found: Mapping[str, 
     document = {"version": __version__, "settings": _settings(given), "topics": topics}
     try:
         data = json.dumps(document).encode()
-        path = str(data_dir / NAME)
-        if files.exists(path + ".tmp"):
-            files.remove(path + ".tmp")
-        files.write_file(path + ".tmp", b"%s\n%08x\n" % (data, crc32c(data)))
-        # If a power cut loses the new name, the topics start as usual.
-        files.rename(path + ".tmp", path)
+        files.replace_file(str(data_dir / NAME), b"%s\n%08x\n" % (data, crc32c(data)))
     except (OSError, TypeError, ValueError) as error:
         log.warning("all topics start with the next broker: %s", error)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..output import json_option, say, tell
-from ..quantities import Number, Size
+from ..quantities import Number, SizeType
 
 if TYPE_CHECKING:
     from ....storage.checks.backup import Manifest
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 )
 @click.option("--without", metavar="TOPIC", multiple=True, help="Leave out this topic. Repeatable.")
 @click.option(
-    "--rate", type=Size(), metavar="SIZE", help="Limit of bytes copied per second, such as 50MiB."
+    "--rate",
+    type=SizeType(),
+    metavar="SIZE",
+    help="Limit of bytes copied per second, such as 50MiB.",
 )
 @click.option(
     "--timeout",
@@ -80,20 +83,20 @@ def lines(manifest: Manifest, backup: Path) -> list[str]:
     seconds = (manifest.ended_ns - manifest.began_ns) / 1e9
     how = "of a running broker" if manifest.live else "of a stopped broker"
     more = f", {linked:,} bytes of them as hard links" if linked else ""
-    said = [f"{backup}: {counted(manifest)}{more}, {how}, in {seconds:.1f} s"]
+    texts = [f"{backup}: {counted(manifest)}{more}, {how}, in {seconds:.1f} s"]
     for name, topic in sorted(manifest.topics.items()):
         if topic.get("missing_chunks"):
             missing = topic["missing_chunks"]
-            said.append(
+            texts.append(
                 f"warning: topic {name}: {missing} of its log files are missing in the data "
                 "directory; see zsq stats"
             )
         if damaged := topic.get("damaged_messages"):
-            said.append(
+            texts.append(
                 f"warning: topic {name}: {damaged:,} of its messages are damaged, and so they are "
                 "in the backup; see zsq fsck"
             )
-    return said
+    return texts
 
 
 def counted(manifest: Manifest) -> str:
@@ -101,13 +104,13 @@ def counted(manifest: Manifest) -> str:
 
 
 def summary(manifest: Manifest, folder: Path) -> dict[str, object]:
-    found = {
+    facts = {
         name: getattr(manifest, name)
         for name in ("source", "began_ns", "ended_ns", "live", "topics", "left_out", "bytes")
     }
     return {
         "folder": str(folder),
-        **found,
+        **facts,
         "files": len(manifest.files),
         "linked_bytes": sum(r.bytes for r in manifest.files if r.linked),
     }

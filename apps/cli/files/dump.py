@@ -61,9 +61,9 @@ def _show(file: Path, kind: str, as_json: bool, bodies: bool, lines: int | None)
 
     bad = False
     with stop_signals() as stopping, _bar(lines) as advance:
-        for found in islice(records(str(file), kind, bodies=bodies), lines):
-            bad = bad or found["kind"] == DAMAGED
-            click.echo(to_json(found) if as_json else as_line(found))
+        for record in islice(records(str(file), kind, bodies=bodies), lines):
+            bad = bad or record["kind"] == DAMAGED
+            click.echo(to_json(record) if as_json else as_line(record))
             advance(1)
             if stopping.is_set():
                 break
@@ -100,10 +100,10 @@ def _apart(file: Path, kind: str, as_json: bool, bodies: bool, lines: int | None
             os._exit(code)
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):
-        found = damaged(
+        record = damaged(
             "reading stopped: a damaged LMDB page ended the process with "
             f"{signal.Signals(os.WTERMSIG(status)).name}"
         )
-        click.echo(to_json(found) if as_json else as_line(found))
+        click.echo(to_json(record) if as_json else as_line(record))
         return 1
     return os.waitstatus_to_exitcode(status)

@@ -69,7 +69,7 @@ GAPS_SHOWN: Final = 20
 )
 @json_option
 @with_broker
-def export(topic: str, to: Path, url: str, timeout: float, as_json: bool, **given: Any) -> None:
+def export(topic: str, to: Path, url: str, timeout: float, as_json: bool, **options: Any) -> None:
     """Write the messages of TOPIC to Parquet. No channel takes part, and nothing is finished.
 
     DIR gets files such as date=2026-11-27/hour=14/TOPIC-START-END.parquet, by the hour (UTC) in
@@ -80,17 +80,17 @@ def export(topic: str, to: Path, url: str, timeout: float, as_json: bool, **give
     from ...export import export as write
     from ..progress import bar
 
-    columns = given["columns"]
+    columns = options["columns"]
     plan = ExportPlan(
         url,
         topic,
         to,
-        resolved(url, timeout, topic, given["start"]),
-        resolved(url, timeout, topic, given["end"]),
+        resolved(url, timeout, topic, options["start"]),
+        resolved(url, timeout, topic, options["end"]),
         None if columns is None else [name.strip() for name in columns.split(",")],
-        given["compression"],
-        given["file_size"],
-        given["skip_lost"],
+        options["compression"],
+        options["file_size"],
+        options["skip_lost"],
         timeout,
     )
     with bar("exporting", None, unit="messages") as advance:
@@ -107,14 +107,14 @@ def lines(report: ExportReport, to: Path) -> list[str]:
         ends = ", ".join(f"{name} to offset {end}" for name, end in report.ends.items())
         return [f"{to}: nothing new; it has {ends}"]
     files = f"{len(report.files)} files, " if len(report.files) > 1 else ""
-    said = [f"{to}: {report.messages:,} messages, {files}{report.bytes:,} bytes"]
+    texts = [f"{to}: {report.messages:,} messages, {files}{report.bytes:,} bytes"]
     if report.lost:
-        said.append(f"warning: {report.lost:,} messages cannot be read and were left out")
+        texts.append(f"warning: {report.lost:,} messages cannot be read and were left out")
         for name, gaps in report.gaps.items():
             shown = [f"{first} to {first + count - 1}" for first, count in gaps[:GAPS_SHOWN]]
             more = " and others" if len(gaps) > GAPS_SHOWN else ""
-            said.append(f"{name}: without offsets {', '.join(shown)}{more}")
-    return said
+            texts.append(f"{name}: without offsets {', '.join(shown)}{more}")
+    return texts
 
 
 def summary(report: ExportReport) -> dict[str, object]:

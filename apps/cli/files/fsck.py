@@ -63,23 +63,23 @@ def _check_bucket(text: str, topic: str, as_json: bool) -> int:
         say(f"{url}: it cannot be checked: {error}")
         return 1
     findings += shipped.findings
-    damaged = sum(one.level == DAMAGE for one in findings) + sum(one.damaged for one in reports)
+    damaged = sum(row.level == DAMAGE for row in findings) + sum(row.damaged for row in reports)
     if as_json:
         tell(
             {
                 "bucket": str(url),
                 "clean": not damaged,
-                "findings": [one._asdict() for one in findings],
+                "findings": [row._asdict() for row in findings],
                 "log": {
                     "ticks": shipped.ticks, "bytes": shipped.bytes, "topics": shipped.topics, "first": shipped.first,
                     "last": shipped.last, "time_ns": shipped.time_ns, "clean": not shipped.damaged,
                 },
                 "topics": [
                     {
-                        "name": one.name, "uuid": one.uuid, "clean": not one.damaged, "chunks": one.chunks, "bytes": one.bytes,
-                        "start": one.start, "end": one.end, "findings": [each._asdict() for each in one.findings],
+                        "name": row.name, "uuid": row.uuid, "clean": not row.damaged, "chunks": row.chunks, "bytes": row.bytes,
+                        "start": row.start, "end": row.end, "findings": [each._asdict() for each in row.findings],
                     }
-                    for one in reports
+                    for row in reports
                 ],
             }
         )  # fmt: skip
@@ -88,8 +88,8 @@ def _check_bucket(text: str, topic: str, as_json: bool) -> int:
         say(f"{finding.level}: {finding.name}: {finding.text}")
     for report in reports:
         state = f"{report.damaged} DAMAGED" if report.damaged else "clean"
-        what = f"{report.chunks} chunks, offsets {report.start} to {report.end}"
-        say(f"{report.name}: {state} ({what}, {report.bytes:,} bytes)")
+        extent = f"{report.chunks} chunks, offsets {report.start} to {report.end}"
+        say(f"{report.name}: {state} ({extent}, {report.bytes:,} bytes)")
         for finding in report.findings:
             say(f"  {finding.level}: {finding.name}: {finding.text}")
     if shipped.ticks:
@@ -115,16 +115,16 @@ def _check_data_dir(data_dir: Path, topic: str | None, repair: bool, as_json: bo
             findings, reports = check_data_dir(
                 files, data_dir, topic, time.time_ns(), repair=repair
             )
-    damaged = len([one for one in findings if one.level == "damage" and not one.repaired]) + sum(
-        len(report.damaged) for report in reports
-    )
+    damaged = len(
+        [each for each in findings if each.level == "damage" and not each.repaired]
+    ) + sum(len(report.damaged) for report in reports)
     if as_json:
-        told = {
+        shown = {
             "data_dir": str(data_dir),
             "clean": not damaged,
             "findings": [_as_object(finding) for finding in findings],
         }
-        tell(told | {"topics": [_topic_object(report) for report in reports]})
+        tell(shown | {"topics": [_topic_object(report) for report in reports]})
     else:
         for line in lines(findings, reports, data_dir):
             say(line)
@@ -133,18 +133,18 @@ def _check_data_dir(data_dir: Path, topic: str | None, repair: bool, as_json: bo
 
 def lines(findings: list[Finding], reports: list[TopicReport], data_dir: Path) -> list[str]:
     """Return the report for users: a line for each topic, and one for each finding below it."""
-    said = [_line(finding, data_dir) for finding in findings]
+    texts = [_line(finding, data_dir) for finding in findings]
     for report in reports:
         left = len(report.damaged)
         mended = sum(1 for finding in report.findings if finding.repaired)
         state = f"{left} DAMAGED" if left else "clean" if not mended else "repaired"
-        what = (
+        extent = (
             f"{report.chunks} chunks, {report.blocks:,} blocks, {report.messages:,} messages, "
             f"{report.bytes:,} bytes"
         )
-        said.append(f"{report.name}: {state} ({what})")
-        said += [f"  {_line(finding, data_dir)}" for finding in report.findings]
-    return said or ["no topics"]
+        texts.append(f"{report.name}: {state} ({extent})")
+        texts += [f"  {_line(finding, data_dir)}" for finding in report.findings]
+    return texts or ["no topics"]
 
 
 def _line(finding: Finding, data_dir: Path) -> str:
@@ -159,10 +159,10 @@ def _line(finding: Finding, data_dir: Path) -> str:
 
 
 def _as_object(finding: Finding) -> Mapping[str, object]:
-    told: dict[str, object] = {"level": finding.level, "path": finding.path, "text": finding.text}
+    shown: dict[str, object] = {"level": finding.level, "path": finding.path, "text": finding.text}
     if finding.count:
-        told |= {"first_offset": finding.first_offset, "count": finding.count}
-    return told | {
+        shown |= {"first_offset": finding.first_offset, "count": finding.count}
+    return shown | {
         "repairable": finding.repair is not None or finding.needs_recovery,
         "repaired": finding.repaired or None,
     }
@@ -173,11 +173,11 @@ def _topic_object(report: TopicReport) -> Mapping[str, object]:
         key: getattr(report, key)
         for key in ("chunks", "blocks", "messages", "bytes", "start", "end")
     }
-    told = [_as_object(finding) for finding in report.findings]
+    findings = [_as_object(finding) for finding in report.findings]
     return {
         "name": report.name,
         "directory": report.directory,
         "clean": not report.damaged,
         **counts,
-        "findings": told,
+        "findings": findings,
     }

@@ -15,7 +15,7 @@ from ..output import json_option, say, tell
 from ..progress import bar
 
 if TYPE_CHECKING:
-    from ...nsqd.exporting import ExportReport
+    from ...nsqd.exporting import NsqdExportReport
     from ...nsqd.importing import ImportReport
 
 _DATA_DIR = click.option(
@@ -185,7 +185,7 @@ def _tell_import(report: ImportReport, nsqd_dir: Path) -> None:
 )
 @json_option
 def export_nsqd(
-    out_dir: Path, topics: tuple[str, ...], data_dir: Path, as_json: bool, **given: Any
+    out_dir: Path, topics: tuple[str, ...], data_dir: Path, as_json: bool, **choices: Any
 ) -> None:
     """Write a data directory for nsqd 1.3, with the unfinished messages of all topics or of those
     named.
@@ -197,7 +197,7 @@ def export_nsqd(
     from .counted_files import CountedFiles
 
     options = ExportOptions(
-        given["delayed"], given["max_msg_size"], given["skip_too_big"], given["skip_lost"]
+        choices["delayed"], choices["max_msg_size"], choices["skip_too_big"], choices["skip_lost"]
     )
     with _storage_errors(), bar("writing", None) as advance:
         report = give_back(
@@ -209,7 +209,7 @@ def export_nsqd(
         _tell_export(report)
 
 
-def _tell_export(report: ExportReport) -> None:
+def _tell_export(report: NsqdExportReport) -> None:
     for queue, count in report.queues.items():
         say(f"{queue}: {count} messages")
     for note in report.notes:

@@ -27,7 +27,7 @@ UNPUBLISHED: Final = "not published"
 
 
 @dataclass(slots=True)
-class Entry:
+class RescueEntry:
     """A rescue file or a kept directory. `rescue` is None for a directory or a damaged file."""
 
     path: str
@@ -98,7 +98,7 @@ def rescue(
     with _refusing():
         if bucket is not None:
             _set_aside(files, path, bucket)
-        entries = [one for one in find(files, path) if topic in (None, one.topic)]
+        entries = [entry for entry in find(files, path) if topic in (None, entry.topic)]
         if show:
             return _show(files, entries, as_json)
         if publish:
@@ -128,11 +128,11 @@ def _set_aside(files: Files, data_dir: Path, url: str) -> None:
             E_IN_USE, f"{data_dir} is in use by another zsq (pid {error.pid}); stop that one first"
         ) from error
     try:
-        found = set_aside_broker(files, open_bucket(parse_bucket_url(url)), str(data_dir))
+        kept = set_aside_broker(files, open_bucket(parse_bucket_url(url)), str(data_dir))
     finally:
         files.close(lock)
-    say(f"zsq: {found.sentence}", err=True)
-    for topic in found.topics:
+    say(f"zsq: {kept.sentence}", err=True)
+    for topic in kept.topics:
         for problem in topic.problems:
             say(f"zsq: topic {topic.name}: {problem}", err=True)
 
@@ -154,7 +154,7 @@ def _refusing() -> Iterator[None]:
         raise ZsqError(E_CHECKSUM, str(error)) from error
 
 
-def find(files: Files, path: Path) -> list[Entry]:
+def find(files: Files, path: Path) -> list[RescueEntry]:
     """Return what was set aside in a data directory, or one file.
 
     Raises `StorageError` if a single file is not a rescue file.
@@ -165,37 +165,37 @@ def find(files: Files, path: Path) -> list[Entry]:
     from ....storage.errors import StorageError
 
     if path.is_dir():
-        found = find_rescued(files, str(path))
+        rescued = find_rescued(files, str(path))
     else:
-        found = [Found(str(path), is_published=path.name.endswith(ENDING))]
+        rescued = [Found(str(path), is_published=path.name.endswith(ENDING))]
         read_rescue(files, str(path))
     entries = []
-    for one in found:
-        name = Path(one.path).name
-        if one.is_kept:
+    for file in rescued:
+        name = Path(file.path).name
+        if file.is_kept:
             entries.append(
-                Entry(one.path, name, "kept", why=read_note(files, one.path), is_kept=True)
+                RescueEntry(file.path, name, "kept", why=read_note(files, file.path), is_kept=True)
             )
             continue
         topic = name.removesuffix(ENDING).removesuffix(SUFFIX)
         try:
-            rescue = read_rescue(files, one.path)
+            rescue = read_rescue(files, file.path)
         except StorageError as error:
-            entries.append(Entry(one.path, topic, "DAMAGED", why=str(error)))
+            entries.append(RescueEntry(file.path, topic, "DAMAGED", why=str(error)))
             continue
-        state = PUBLISHED if one.is_published else UNPUBLISHED
-        entries.append(Entry(one.path, rescue.head.topic, state, rescue))
+        state = PUBLISHED if file.is_published else UNPUBLISHED
+        entries.append(RescueEntry(file.path, rescue.head.topic, state, rescue))
     return entries
 
 
 # The list
 
 
-def _list(entries: Sequence[Entry], path: Path, as_json: bool) -> int:
+def _list(entries: Sequence[RescueEntry], path: Path, as_json: bool) -> int:
     if as_json:
-        for one in entries:
-            tell_line(as_object(one))
-        return int(any(one.is_damaged for one in entries))
+        for entry in entries:
+            tell_line(as_object(entry))
+        return int(any(entry.is_damaged for entry in entries))
     if not entries:
         say(f"{path}: nothing is set aside")
         return 0
@@ -206,35 +206,35 @@ def _list(entries: Sequence[Entry], path: Path, as_json: bool) -> int:
             Heading("published", True),
         ),
     )  # fmt: skip
-    for one in entries:
-        if one.rescue is not None:
-            grid.add(*_cells(one, one.rescue))
+    for entry in entries:
+        if entry.rescue is not None:
+            grid.add(*_cells(entry, entry.rescue))
     console = wide_console(LIST_COLUMNS)
     for table in grid.tables(console.width):
         console.print(table)
     for head in {
-        one.rescue.head.takeover: one.rescue.head for one in entries if one.rescue
+        entry.rescue.head.takeover: entry.rescue.head for entry in entries if entry.rescue
     }.values():
         say(
             f"host {head.taken_by} took over on {_when(head.taken_ns)} (epoch {head.epoch}, number "
             f"{head.takeover} of the log)"
         )
-    for one in entries:
-        if one.is_kept:
-            say(f"topic {one.topic}: the directory is kept in {one.path}: {one.why}")
-        elif one.is_damaged:
-            say(f"damage: {one.why}")
-    if any(one.state == UNPUBLISHED for one in entries):
+    for entry in entries:
+        if entry.is_kept:
+            say(f"topic {entry.topic}: the directory is kept in {entry.path}: {entry.why}")
+        elif entry.is_damaged:
+            say(f"damage: {entry.why}")
+    if any(entry.state == UNPUBLISHED for entry in entries):
         say(f"next: zsq rescue {path} --show, or --publish --url URL")
-    return int(any(one.is_damaged for one in entries))
+    return int(any(entry.is_damaged for entry in entries))
 
 
-def _cells(one: Entry, rescue: Rescue) -> tuple[str, ...]:
+def _cells(entry: RescueEntry, rescue: Rescue) -> tuple[str, ...]:
     head, counts = rescue.head, rescue.counts
     offsets = f"{counts.first_offset} to {counts.last_offset}" if counts.first_offset >= 0 else ""
     return (
         head.topic, f"{counts.messages:,}", offsets, f"{counts.delayed:,}",
-        f"{counts.uncertain:,}", _when(counts.last_ns), "yes" if one.state == PUBLISHED else "no",
+        f"{counts.uncertain:,}", _when(counts.last_ns), "yes" if entry.state == PUBLISHED else "no",
     )  # fmt: skip
 
 
@@ -246,34 +246,37 @@ def _when(time_ns: int) -> str:
         return f"@{time_ns / 1e9:g}"
 
 
-def as_object(one: Entry) -> dict[str, Any]:
-    found: dict[str, Any] = {"path": one.path, "topic": one.topic, "state": one.state}
-    if one.rescue is not None:
-        found |= asdict(one.rescue.head) | asdict(one.rescue.counts)
-    if one.why:
-        found["why"] = one.why
-    return found
+def as_object(entry: RescueEntry) -> dict[str, Any]:
+    shown: dict[str, Any] = {"path": entry.path, "topic": entry.topic, "state": entry.state}
+    if entry.rescue is not None:
+        shown |= asdict(entry.rescue.head) | asdict(entry.rescue.counts)
+    if entry.why:
+        shown["why"] = entry.why
+    return shown
 
 
 # Messages
 
 
-def _show(files: Files, entries: Sequence[Entry], as_json: bool) -> int:
+def _show(files: Files, entries: Sequence[RescueEntry], as_json: bool) -> int:
     from ....storage.bucket.shipping.rescue_file import check_rescue, message_row, rescued_blocks
 
     out = sys.stdout.buffer
     shown = body_for(out)
-    for one in entries:
-        if one.is_kept:
-            say(f"zsq: topic {one.topic}: the directory is kept in {one.path}: {one.why}", err=True)
+    for entry in entries:
+        if entry.is_kept:
+            say(
+                f"zsq: topic {entry.topic}: the directory is kept in {entry.path}: {entry.why}",
+                err=True,
+            )
             continue
-        check_rescue(files, one.path)
-        for facts, messages in rescued_blocks(files, one.path):
+        check_rescue(files, entry.path)
+        for facts, messages in rescued_blocks(files, entry.path):
             more: dict[str, Any] = {"due_ns": facts.due_ns} if facts.due_ns else {}
             more |= {"certain": False, "why": facts.why} if facts.why else {}
             for message in messages:
                 if as_json:
-                    row = {"topic": one.topic} | message_row(message) | more
+                    row = {"topic": entry.topic} | message_row(message) | more
                     out.write(json.dumps(row).encode() + b"\n")
                 else:
                     out.write(shown(message.body) + b"\n")
@@ -281,62 +284,62 @@ def _show(files: Files, entries: Sequence[Entry], as_json: bool) -> int:
     return 0
 
 
-def _publish(files: Files, entries: Sequence[Entry], plan: PublishPlan, as_json: bool) -> int:
+def _publish(files: Files, entries: Sequence[RescueEntry], plan: PublishPlan, as_json: bool) -> int:
     from ...rescue import publish
     from ..progress import bar
 
-    count = sum(one.rescue.counts.messages for one in entries if one.rescue is not None)
+    count = sum(entry.rescue.counts.messages for entry in entries if entry.rescue is not None)
     with bar("publishing", count, unit="messages") as advance:
-        for one in entries:
-            if one.is_kept:
-                text = f"zsq: topic {one.topic} is not published: {one.path} has its directory"
+        for entry in entries:
+            if entry.is_kept:
+                text = f"zsq: topic {entry.topic} is not published: {entry.path} has its directory"
                 say(text, err=True)
                 continue
-            done = publish(files, one.path, plan._replace(advance=advance))
+            done = publish(files, entry.path, plan._replace(advance=advance))
             if as_json:
                 tell_line(asdict(done))
             else:
-                say(sentence(one, done))
+                say(sentence(entry, done))
     return 0
 
 
-def sentence(one: Entry, done: PublishedFile) -> str:
+def sentence(entry: RescueEntry, done: PublishedFile) -> str:
     """Return what was published of a file."""
-    if one.path == done.path and not done.messages and not done.delayed:
-        said = f"topic {one.topic}: published before"
+    if entry.path == done.path and not done.messages and not done.delayed:
+        text = f"topic {entry.topic}: published before"
     else:
-        said = f"topic {one.topic}: published {done.messages:,} messages to {done.topic}"
+        text = f"topic {entry.topic}: published {done.messages:,} messages to {done.topic}"
         if done.delayed:
-            said += f", and {done.delayed:,} with their delay"
+            text += f", and {done.delayed:,} with their delay"
     if done.known:
-        said += f"; {done.known:,} were sent again by their producers and are there already"
+        text += f"; {done.known:,} were sent again by their producers and are there already"
     if done.left:
-        said += f"; {done.left:,} are uncertain and are left (--uncertain publishes them)"
-    return said
+        text += f"; {done.left:,} are uncertain and are left (--uncertain publishes them)"
+    return text
 
 
-def _discard(files: Files, entries: Sequence[Entry], yes: bool) -> int:
+def _discard(files: Files, entries: Sequence[RescueEntry], yes: bool) -> int:
     from ...rescue import PUBLISHING, plain_path
 
     if not entries:
         say("nothing is set aside")
         return 0
-    left = [one for one in entries if one.state != PUBLISHED]
-    messages = sum(one.rescue.counts.messages for one in left if one.rescue is not None)
-    kept = sum(one.is_kept for one in entries)
-    what = f"remove {len(entries)} rescue files and directories"
+    left = [entry for entry in entries if entry.state != PUBLISHED]
+    messages = sum(entry.rescue.counts.messages for entry in left if entry.rescue is not None)
+    kept = sum(entry.is_kept for entry in entries)
+    action = f"remove {len(entries)} rescue files and directories"
     if left:
-        what += f", with {messages:,} messages that were not published"
-        what += f" and {kept:,} directories of topics" if kept else ""
-    confirm(what, yes)
-    for one in entries:
-        if one.is_kept:
-            files.remove_tree(one.path)
+        action += f", with {messages:,} messages that were not published"
+        action += f" and {kept:,} directories of topics" if kept else ""
+    confirm(action, yes)
+    for entry in entries:
+        if entry.is_kept:
+            files.remove_tree(entry.path)
         else:
-            state = plain_path(one.path) + PUBLISHING
-            for path in (one.path, state):
+            state = plain_path(entry.path) + PUBLISHING
+            for path in (entry.path, state):
                 if files.exists(path):
                     files.remove(path)
-        files.sync_folder(one.path.rpartition("/")[0] or ".")
-        say(f"removed {one.path}")
+        files.sync_folder(entry.path.rpartition("/")[0] or ".")
+        say(f"removed {entry.path}")
     return 0

@@ -119,24 +119,24 @@ def _from_bucket(
     with bar("reading", None) as advance:
         plan = RestorePlan(url, at_ns, eager, without, advance)
         if data_dir is None:
-            found = check_bucket(Files(), plan)
+            restored = check_bucket(Files(), plan)
         else:
-            found = restore_bucket(Files(), plan, data_dir)
+            restored = restore_bucket(Files(), plan, data_dir)
     if as_json:
-        tell(as_object(found, data_dir))
+        tell(as_object(restored, data_dir))
     else:
         grid = Grid(
             "topics", ("topic",),
             ("end", "in log files", "in the bucket", "delayed", "channels", "not in the bucket"),
         )  # fmt: skip
-        for topic in found.topics:
+        for topic in restored.topics:
             grid.add(*_cells(topic))
         console = wide_console()
         for table in grid.tables(console.width):
             console.print(table)
-        for line in lines(found, data_dir, time.time_ns()):
+        for line in lines(restored, data_dir, time.time_ns()):
             say(line)
-    return 1 if found.damaged else 0
+    return 1 if restored.damaged else 0
 
 
 def _cells(topic: RestoredTopic) -> tuple[str, ...]:
@@ -148,58 +148,60 @@ def _cells(topic: RestoredTopic) -> tuple[str, ...]:
     return (topic.name, *(f"{number:,}" for number in numbers), gaps)
 
 
-def lines(found: RestoredBroker, data_dir: Path | None, now_ns: int) -> list[str]:
+def lines(restored: RestoredBroker, data_dir: Path | None, now_ns: int) -> list[str]:
     """Return what follows the table: what is missing, and the next step."""
-    age_s = max(0, now_ns - found.time_ns) / 1e9
-    said = [f"damage: {problem}" for problem in found.problems]
-    said += [
+    age_s = max(0, now_ns - restored.time_ns) / 1e9
+    texts = [f"damage: {problem}" for problem in restored.problems]
+    texts += [
         f"damage: topic {topic.name}: {problem}"
-        for topic in found.topics
+        for topic in restored.topics
         for problem in topic.problems
     ]
-    said += [f"topic {name} is left out: {why}" for name, why in found.left_out.items()]
-    if any(topic.gaps for topic in found.topics):
-        said.append(
+    texts += [f"topic {name} is left out: {why}" for name, why in restored.left_out.items()]
+    if any(topic.gaps for topic in restored.topics):
+        texts.append(
             'Offsets under "not in the bucket" were reserved or given out before the restore. They '
             "are not used again, and readers step over them."
         )
-    dropped = sum(topic.stages_dropped for topic in found.topics)
+    dropped = sum(topic.stages_dropped for topic in restored.topics)
     if dropped:
-        said.append(f"{dropped} staged writes that were not committed are gone. Start them again.")
-    said.append(
-        f"newest tick: number {found.number}, {time_text(found.time_ns)}, {age_s:,.1f} s old"
+        texts.append(f"{dropped} staged writes that were not committed are gone. Start them again.")
+    texts.append(
+        f"newest tick: number {restored.number}, {time_text(restored.time_ns)}, {age_s:,.1f} s old"
     )
-    said.append(f"read {found.received_bytes / (1 << 20):,.1f} MiB in {found.requests:,} requests")
+    texts.append(
+        f"read {restored.received_bytes / (1 << 20):,.1f} MiB in {restored.requests:,} requests"
+    )
     if data_dir is None:
-        said.append(f"{found.url}: {'DAMAGED' if found.damaged else 'complete'}")
-        return said
-    said.append(f"restored {data_dir}")
-    if found.may_continue:
-        said.append(
-            f"next: zsq serve --data-dir {data_dir} --bucket {found.url} (as long as no other "
+        texts.append(f"{restored.url}: {'DAMAGED' if restored.damaged else 'complete'}")
+        return texts
+    texts.append(f"restored {data_dir}")
+    if restored.may_continue:
+        texts.append(
+            f"next: zsq serve --data-dir {data_dir} --bucket {restored.url} (as long as no other "
             "copy has continued there)"
         )
     else:
-        said.append(
-            f"This is an earlier state: {found.url} goes on behind it, so this directory must not "
-            f"continue there. next: zsq serve --data-dir {data_dir} --bucket ANOTHER_URL; archived "
-            "messages are only in the old bucket, except with --eager"
+        texts.append(
+            f"This is an earlier state: {restored.url} goes on behind it, so this directory must "
+            f"not continue there. next: zsq serve --data-dir {data_dir} --bucket ANOTHER_URL; "
+            "archived messages are only in the old bucket, except with --eager"
         )
-    return said
+    return texts
 
 
-def as_object(found: RestoredBroker, data_dir: Path | None) -> dict[str, object]:
+def as_object(restored: RestoredBroker, data_dir: Path | None) -> dict[str, object]:
     return {
-        "url": found.url,
+        "url": restored.url,
         "folder": str(data_dir) if data_dir is not None else None,
-        "tick": found.number,
-        "time_ns": found.time_ns,
-        "may_continue": found.may_continue,
-        "received_bytes": found.received_bytes,
-        "requests": found.requests,
-        "clean": not found.damaged,
-        "problems": found.problems,
-        "left_out": found.left_out,
+        "tick": restored.number,
+        "time_ns": restored.time_ns,
+        "may_continue": restored.may_continue,
+        "received_bytes": restored.received_bytes,
+        "requests": restored.requests,
+        "clean": not restored.damaged,
+        "problems": restored.problems,
+        "left_out": restored.left_out,
         "topics": [
             {
                 "name": topic.name, "uuid": topic.uuid, "start": topic.start, "end": topic.end,
@@ -209,6 +211,6 @@ def as_object(found: RestoredBroker, data_dir: Path | None) -> dict[str, object]
                 "gaps": [[gap.first_offset, gap.next_offset] for gap in topic.gaps],
                 "problems": topic.problems,
             }
-            for topic in found.topics
+            for topic in restored.topics
         ],
     }  # fmt: skip

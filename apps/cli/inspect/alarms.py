@@ -45,11 +45,11 @@ def alarms(context: click.Context, as_json: bool, url: str, timeout: float) -> N
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
-        found = admin.stats()
+        stats = admin.stats()
     shown: ShownAlarms = {
-        "raised": found["alarms"],
-        "recent": found["recent_alarms"],
-        "receivers": found["alarm_receivers"],
+        "raised": stats["alarms"],
+        "recent": stats["recent_alarms"],
+        "receivers": stats["alarm_receivers"],
     }
     if as_json:
         tell(shown)
@@ -94,20 +94,20 @@ def alarms_unack(topic: str, channel: str, figure: str, url: str, timeout: float
         admin.alarm_unack(topic, channel, figure)
 
 
-def describe_alarms(found: ShownAlarms) -> str:
+def describe_alarms(shown: ShownAlarms) -> str:
     """Return the lines for users."""
     lines = [
         f"raised since {_time(row['raised_ns'])}  {row['text']}{_silence(row)}"
-        for row in found["raised"]
+        for row in shown["raised"]
     ] or ["no alarm is raised"]
-    recent = found["recent"][-RECENT_SHOWN:]
+    recent = shown["recent"][-RECENT_SHOWN:]
     if recent:
         lines += ["", "recent"] + [
             f"{_time(event['time_ns'])}  {event['text']}" for event in recent
         ]
-    if found["receivers"]:
+    if shown["receivers"]:
         lines += ["", "receivers"]
-    for row in found["receivers"]:
+    for row in shown["receivers"]:
         state = f"sent {row['told_count']}"
         state += f", {row['waiting']} waiting" if row["waiting"] else ""
         state += f", {row['given_up_count']} given up" if row["given_up_count"] else ""
@@ -119,12 +119,12 @@ def describe_alarms(found: ShownAlarms) -> str:
 
 
 def _silence(row: RaisedAlarm) -> str:
-    one = row.get("silence")
-    if one is None:
+    silence = row.get("silence")
+    if silence is None:
         return ""
-    if one["until_ns"]:
-        return f"  (silenced by {one['by']} until {_time(one['until_ns'])})"
-    return f"  (acknowledged by {one['by']}, {_time(one['at_ns'])})"
+    if silence["until_ns"]:
+        return f"  (silenced by {silence['by']} until {_time(silence['until_ns'])})"
+    return f"  (acknowledged by {silence['by']}, {_time(silence['at_ns'])})"
 
 
 def _time(time_ns: int) -> str:
@@ -162,8 +162,8 @@ def audit(last: int, topic: str, user: str | None, as_json: bool, url: str, time
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
-        found = admin.audit(last if user is None else ENTRIES_MAX, topic)
-    shown = [row for row in found if user in (None, row.get("user"))][:last]
+        rows = admin.audit(last if user is None else ENTRIES_MAX, topic)
+    shown = [row for row in rows if user in (None, row.get("user"))][:last]
     for row in reversed(shown):
         if as_json:
             tell_line(row)
@@ -175,10 +175,10 @@ def describe_entry(row: AuditEntry) -> str:
     """Return a line for users, with control characters escaped: some texts come from clients."""
     if "via" not in row:
         return escaped(f"{row.get('time', '')}  {row.get('action', '')}  {row.get('count', '')}")
-    who = "@".join(one for one in (row["user"], row["from"]) if one) or "-"
-    what = "/".join(one for one in (row["topic"], row["channel"]) if one)
+    who = "@".join(word for word in (row["user"], row["from"]) if word) or "-"
+    place = "/".join(word for word in (row["topic"], row["channel"]) if word)
     options = "".join(
         f" {name}={json.dumps(value, default=str)}" for name, value in row["options"].items()
     )
     end = "" if row["result"] == "done" else f": {row['result']}"
-    return escaped(f"{row['time']}  {who} ({row['via']})  {row['action']} {what}{options}{end}")
+    return escaped(f"{row['time']}  {who} ({row['via']})  {row['action']} {place}{options}{end}")

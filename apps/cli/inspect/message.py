@@ -47,12 +47,12 @@ def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> 
         with Admin(url, timeout=timeout) as admin:
             topic = topic_of_id(topic, which, admin.stats(topic))
     with Reader(topic, url=url, timeout=timeout) as reader:
-        found = reader.message(offset)
+        stored = reader.message(offset)
     if as_json:
-        tell(as_object(found, found.only_channel))
+        tell(as_object(stored, stored.only_channel))
         return
     out = sys.stdout.buffer
-    out.write(body_for(out)(found.body) + b"\n")
+    out.write(body_for(out)(stored.body) + b"\n")
     out.flush()
 
 
@@ -102,11 +102,11 @@ def seek(
 
     where = resolved(url, timeout, topic, where)
     with Admin(url, timeout=timeout) as admin:
-        found = admin.seek(topic, channel, where, forward=forward, clamp=clamp)
+        moved = admin.seek(topic, channel, where, forward=forward, clamp=clamp)
     if as_json:
-        tell({"topic": topic, "channel": channel, **found})
+        tell({"topic": topic, "channel": channel, **moved})
         return
-    parts = found.get("parts", {topic: found["offset"]})
+    parts = moved.get("parts", {topic: moved["offset"]})
     for name, offset in parts.items():
         say(f"{name}/{channel} continues at offset {offset}")
 
@@ -147,68 +147,68 @@ def peek(
     check_name(topic)
     topic_paused = False
     with Admin(url, timeout=timeout) as admin:
-        found = admin.peek(topic, channel, count)
+        peek = admin.peek(topic, channel, count)
         with contextlib.suppress(ZsqError):  # the user may peek, but not see the statistics
             topic_paused = not as_json and bool(admin.stats(topic)["topics"][0].get("paused"))
-    for one in found.messages:
-        say(json.dumps(_object(one)) if as_json else _line(one))
+    for peeked in peek.messages:
+        say(json.dumps(_object(peeked)) if as_json else _line(peeked))
     if not as_json:
-        say(_summary(topic, channel, found, topic_paused), err=True)
+        say(_summary(topic, channel, peek, topic_paused), err=True)
 
 
-def _line(one: Peeked) -> str:
+def _line(peeked: Peeked) -> str:
     """Return a line with the offset, the state and its details, and the message."""
     facts = ""
-    if one.state == "in flight":
+    if peeked.state == "in flight":
         facts = (
-            f"attempt {one.attempts} with {_short(one.consumer)} for {one.held_s:,.1f} s, "
-            f"{one.left_s:,.1f} s left"
+            f"attempt {peeked.attempts} with {_short(peeked.consumer)} for {peeked.held_s:,.1f} s, "
+            f"{peeked.left_s:,.1f} s left"
         )
-    elif one.state == "held":
-        facts = f"attempt {one.attempts} with {_short(one.consumer)} for {one.held_s:,.1f} s"
-    elif one.state == "deferred":
+    elif peeked.state == "held":
         facts = (
-            f"attempts {one.attempts}, due {_when(one.due_ns / 1e9)} (in "
-            f"{max(0.0, one.due_ns / 1e9 - time.time()):,.0f} s)"
+            f"attempt {peeked.attempts} with {_short(peeked.consumer)} for {peeked.held_s:,.1f} s"
         )
-    elif one.attempts:
-        facts = f"attempts {one.attempts}"
-    if one.blocks:
-        facts += f", blocks {one.blocks:,}"
-    if one.error:
-        facts += f", error {_short(one.error, BODY_CHARACTERS)}"
-    message = one.message
+    elif peeked.state == "deferred":
+        facts = (
+            f"attempts {peeked.attempts}, due {_when(peeked.due_ns / 1e9)} (in "
+            f"{max(0.0, peeked.due_ns / 1e9 - time.time()):,.0f} s)"
+        )
+    elif peeked.attempts:
+        facts = f"attempts {peeked.attempts}"
+    if peeked.blocks:
+        facts += f", blocks {peeked.blocks:,}"
+    if peeked.error:
+        facts += f", error {_short(peeked.error, BODY_CHARACTERS)}"
+    message = peeked.message
     if message is None:
-        return f"{one.offset:>12}  {one.state:<9}  {facts}  (lost or removed)"
+        return f"{peeked.offset:>12}  {peeked.state:<9}  {facts}  (lost or removed)"
     named = (
         ("key", None if message.key is None else message.key.decode(errors="backslashreplace")),
         ("tag", message.tag),
     )
     words = [f"{name} {_short(value)}" for name, value in named if value is not None]
-    said = ", ".join([_when(message.timestamp_ns / 1e9), *([facts] if facts else []), *words])
+    text = ", ".join([_when(message.timestamp_ns / 1e9), *([facts] if facts else []), *words])
     size = f"{len(message.body):,} B"
     return (
-        f"{one.offset:>12}  {one.state:<9}  {said}, {size}: "
+        f"{peeked.offset:>12}  {peeked.state:<9}  {text}, {size}: "
         f"{_short(message.body.decode(errors='backslashreplace'), BODY_CHARACTERS)}"
     )
 
 
-def _summary(topic: str, channel: str | None, found: Peek, topic_paused: bool) -> str:
-    missing = f"; {found.missing:,} messages cannot be read" if found.missing else ""
+def _summary(topic: str, channel: str | None, peek: Peek, topic_paused: bool) -> str:
+    missing = f"; {peek.missing:,} messages cannot be read" if peek.missing else ""
     if channel is None:
-        ends = f"zsq: topic {topic} ends at offset {found.head}"
+        ends = f"zsq: topic {topic} ends at offset {peek.head}"
         return (f"{ends}, paused" if topic_paused else ends) + missing
     held = (
-        ", ".join(f"{count:,} {state}" for state, count in found.counts.items() if count)
+        ", ".join(f"{count:,} {state}" for state, count in peek.counts.items() if count)
         or "no messages held"
     )
-    paused = (", paused" if found.paused else "") + (", topic paused" if topic_paused else "")
-    text = (
-        f"zsq: {topic}/{channel} is at offset {found.next_offset} of {found.head}{paused}; {held}"
-    )
-    if not any(one.state == "new" for one in found.messages) and found.looked_to < found.head:
+    paused = (", paused" if peek.paused else "") + (", topic paused" if topic_paused else "")
+    text = f"zsq: {topic}/{channel} is at offset {peek.next_offset} of {peek.head}{paused}; {held}"
+    if not any(peeked.state == "new" for peeked in peek.messages) and peek.looked_to < peek.head:
         text += (
-            f"; no message for it up to offset {found.looked_to}; later messages were not checked"
+            f"; no message for it up to offset {peek.looked_to}; later messages were not checked"
         )
     return text + missing
 
@@ -224,19 +224,23 @@ class PeekedObject(MessageObject, total=False):
     lost: bool
 
 
-def _object(one: Peeked) -> PeekedObject:
-    shown: PeekedObject = {"offset": one.offset, "state": one.state, "attempts": one.attempts}
-    if one.state == "in flight":
-        shown |= {"consumer": one.consumer, "held_s": one.held_s, "left_s": one.left_s}
-    elif one.state == "held":
-        shown |= {"consumer": one.consumer, "held_s": one.held_s}
-    if one.due_ns:
-        shown["due_ns"] = one.due_ns
-    if one.blocks:
-        shown["blocks"] = one.blocks
-    if one.error:
-        shown["error"] = one.error
-    message = one.message
+def _object(peeked: Peeked) -> PeekedObject:
+    shown: PeekedObject = {
+        "offset": peeked.offset,
+        "state": peeked.state,
+        "attempts": peeked.attempts,
+    }
+    if peeked.state == "in flight":
+        shown |= {"consumer": peeked.consumer, "held_s": peeked.held_s, "left_s": peeked.left_s}
+    elif peeked.state == "held":
+        shown |= {"consumer": peeked.consumer, "held_s": peeked.held_s}
+    if peeked.due_ns:
+        shown["due_ns"] = peeked.due_ns
+    if peeked.blocks:
+        shown["blocks"] = peeked.blocks
+    if peeked.error:
+        shown["error"] = peeked.error
+    message = peeked.message
     if message is None:
         return {**shown, "lost": True}
     return {**shown, **as_object(message, message.only_channel)}

@@ -54,65 +54,65 @@ def stats(
     if channel is not None:
         check_name(channel, "channel")
     with Admin(url, timeout=timeout) as admin:
-        found: Any = (
+        report: Any = (
             admin.chunks(topic) if chunks and topic else admin.stats(topic, channel, partial=True)
         )
     if as_json:
-        tell(found)
+        tell(report)
         return
     console = wide_console()
-    grids = [chunk_grid(str(topic), found)] if chunks else None
-    is_one = topic is not None and not chunks and len(found["topics"]) == 1
+    grids = [chunk_grid(str(topic), report)] if chunks else None
+    is_one = topic is not None and not chunks and len(report["topics"]) == 1
     if not chunks:
-        say(head(found) + (about_one(found) if is_one else "") + nothing(found, topic))
-    for table in tables(found, topic is None, is_one, console.width, grids):
+        say(head(report) + (about_one(report) if is_one else "") + nothing(report, topic))
+    for table in tables(report, topic is None, is_one, console.width, grids):
         console.print(table)
-    for line in [] if chunks else troubles(found):
+    for line in [] if chunks else troubles(report):
         say(line)
-    if why := hidden(found, whole=topic is None and not chunks):
+    if why := hidden(report, whole=topic is None and not chunks):
         say(why, err=True)
-    for part, why in found.get("unanswered", {}).items():
+    for part, why in report.get("unanswered", {}).items():
         say(f"zsq: part {part} did not answer and is not shown: {why}", err=True)
 
 
-def hidden(found: BrokerStats, *, whole: bool) -> str:
+def hidden(report: BrokerStats, *, whole: bool) -> str:
     """Return which figures the broker leaves out for lack of a permission, or ""."""
     if not whole:
         return ""
-    if "disk" not in found:
+    if "disk" not in report:
         return 'zsq: the disk, the bucket, and the processes need the permission view = ["*"]'
-    if any("name" not in row for row in found.get("processes", ())):
+    if any("name" not in row for row in report.get("processes", ())):
         return 'zsq: the processes and the receivers of alarms need the permission admin = ["*"]'
     return ""
 
 
-def head(found: BrokerStats) -> str:
+def head(report: BrokerStats) -> str:
     """Return the lines above the tables: version, pid, uptime and health of the broker."""
-    up = max(0, int(time.time() - float(found.get("start_time", time.time()))))
-    about = f"zsq {found.get('version', '?')}, pid {found.get('pid', '?')}, up {_duration(up)}"
-    return f"{about}\nhealth: {found.get('health', '?')}\n{_of_bucket(found.get('bucket'))}"
+    up = max(0, int(time.time() - float(report.get("start_time", time.time()))))
+    about = f"zsq {report.get('version', '?')}, pid {report.get('pid', '?')}, up {_duration(up)}"
+    return f"{about}\nhealth: {report.get('health', '?')}\n{_of_bucket(report.get('bucket'))}"
 
 
-def _of_bucket(found: BucketStats | None) -> str:
-    if not found:
+def _of_bucket(bucket: BucketStats | None) -> str:
+    if not bucket:
         return ""
-    sent, received = (found[name] // _MIB for name in ("sent_bytes", "received_bytes"))
-    ships = found["shipping"] != _OFF
-    cost = found["cost"]
+    sent, received = (bucket[name] // _MIB for name in ("sent_bytes", "received_bytes"))
+    ships = bucket["shipping"] != _OFF
+    cost = bucket["cost"]
     parts = [
-        f"{found['write_requests']:,} write requests ({sent:,} MiB)",
-        f"{found['read_requests']:,} read requests ({received:,} MiB)",
-        *([f"shipping {found['shipping']}, lag {_age(found['lag_s'])}"] if ships else []),
+        f"{bucket['write_requests']:,} write requests ({sent:,} MiB)",
+        f"{bucket['read_requests']:,} read requests ({received:,} MiB)",
+        *([f"shipping {bucket['shipping']}, lag {_age(bucket['lag_s'])}"] if ships else []),
         *([f"cost {cost:,.4f}"] if cost else []),
     ]
-    if found["standbys"]:
-        parts.append(f"{found['standbys']} standby{'s' if found['standbys'] > 1 else ''}")
-    return f"bucket {found['url']}: {', '.join(parts)}\n"
+    if bucket["standbys"]:
+        parts.append(f"{bucket['standbys']} standby{'s' if bucket['standbys'] > 1 else ''}")
+    return f"bucket {bucket['url']}: {', '.join(parts)}\n"
 
 
-def about_one(found: BrokerStats) -> str:
+def about_one(report: BrokerStats) -> str:
     """Return the lines about the only topic, which need less room than a table."""
-    (row,) = found["topics"]
+    (row,) = report["topics"]
     p99 = _latency(row, 0.99)[0]
     counts = [
         f"{row['message_count']:,} published ({row['message_bytes']:,} bytes)",
@@ -144,34 +144,38 @@ def _topic_state(topic: TopicStats) -> str:
     return ", ".join([*(state or ["OK"]), f"sync {topic.get('sync', '?')}"])
 
 
-def nothing(found: BrokerStats, topic: str | None) -> str:
+def nothing(report: BrokerStats, topic: str | None) -> str:
     """Return a sentence that replaces the tables of topics or channels if they are empty."""
-    if not found["topics"]:
+    if not report["topics"]:
         return "There are no topics to show. zsq topic create TOPIC creates one.\n"
-    if _each_channel(found):
+    if _each_channel(report):
         return ""
     where = "These topics have" if topic is None else f"Topic {topic} has"
     return f"{where} no channels. zsq channel create {topic or 'TOPIC'} CHANNEL creates one.\n"
 
 
-def troubles(found: BrokerStats) -> list[str]:
+def troubles(report: BrokerStats) -> list[str]:
     """Return a line for each state of a topic or channel that is too long for the column `state`.
 
     The lines follow the tables.
     """
     # `head` reports a full disk, with the names of the topics.
-    disk_full = found.get("disk", {}).get("full", "")
+    disk_full = report.get("disk", {}).get("full", "")
     rows: list[tuple[str, TopicStats | ChannelStats]] = [
-        (f"topic {topic['topic_name']}", topic) for topic in found["topics"]
+        (f"topic {topic['topic_name']}", topic) for topic in report["topics"]
     ]
     rows += [
         (f"channel {topic}/{channel['channel_name']}", channel)
-        for topic, channel in _each_channel(found)
+        for topic, channel in _each_channel(report)
     ]
-    said = (
-        (what, row["health"]) for what, row in rows if _word(row) and _word(row) != row["health"]
+    texts = (
+        (caption, row["health"])
+        for caption, row in rows
+        if _word(row) and _word(row) != row["health"]
     )
-    return [f"{what}: {text}" for what, text in said if not (disk_full and text == REFUSED_TEXT)]
+    return [
+        f"{caption}: {text}" for caption, text in texts if not (disk_full and text == REFUSED_TEXT)
+    ]
 
 
 def _word(row: Mapping[str, object]) -> str:
@@ -185,7 +189,7 @@ def _word(row: Mapping[str, object]) -> str:
 
 
 def tables(
-    found: BrokerStats,
+    report: BrokerStats,
     whole: bool,
     is_one: bool = False,
     width: int = FILE_COLUMNS,
@@ -197,15 +201,15 @@ def tables(
     a table (`about_one`), and its name is in no column.
     """
     if grids is None:
-        grids = [] if is_one else [_topics(found)]
-        grids += [_channels(found, is_one), _counted(found, is_one), *_clients(found, width)]
+        grids = [] if is_one else [_topics(report)]
+        grids += [_channels(report, is_one), _counted(report, is_one), *_clients(report, width)]
         # Without the permission, the broker sends the rows of processes without names.
-        processes = [row for row in found.get("processes", ()) if "name" in row]
+        processes = [row for row in report.get("processes", ()) if "name" in row]
         grids += [_processes(processes)] if whole and processes else []
     return [table for grid in grids for table in grid.tables(width)]
 
 
-def chunk_grid(topic: str, found: Chunks) -> Grid:
+def chunk_grid(topic: str, chunks: Chunks) -> Grid:
     """Return a table with a row for each chunk, oldest first, and a row with the sum.
 
     One row at the top sums up the older chunks that the broker does not list.
@@ -234,11 +238,11 @@ def chunk_grid(topic: str, found: Chunks) -> Grid:
             first, state, _time(of.get("first_time_ns")), _time(of.get("last_time_ns")), *numbers
         )
 
-    if "older" in found:
-        row(f"{found['older']['chunks']:,} older", "", found["older"])
-    for chunk in found["chunks"]:
+    if "older" in chunks:
+        row(f"{chunks['older']['chunks']:,} older", "", chunks["older"])
+    for chunk in chunks["chunks"]:
         row(str(chunk["first_offset"]), chunk["state"], chunk)
-    row(f"all {found['total']['chunks']:,}", "", found["total"])
+    row(f"all {chunks['total']['chunks']:,}", "", chunks["total"])
     return grid
 
 
@@ -259,7 +263,7 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value if value is not None else "")
 
 
-def _topics(found: BrokerStats) -> Grid:
+def _topics(report: BrokerStats) -> Grid:
     fields = (
         "depth",
         "message_count",
@@ -267,13 +271,13 @@ def _topics(found: BrokerStats) -> Grid:
         "start",
         "head",
         "log_bytes",
-        *_rare("topic", found["topics"]),
+        *_rare("topic", report["topics"]),
     )
     names = _titles("topic", fields)
-    ships = any(topic.get("shipping", _OFF) != _OFF for topic in found["topics"])
+    ships = any(topic.get("shipping", _OFF) != _OFF for topic in report["topics"])
     lag = ("bucket lag",) if ships else ()
     grid = Grid("topics", ("topic",), (_STATE, *names, *lag, "in/s", "oldest age", "p99"))
-    for topic in found["topics"]:
+    for topic in report["topics"]:
         speed = (
             _rate(topic, "message_count"),
             _age(topic.get("oldest_message_age_s", 0)),
@@ -302,7 +306,7 @@ def _rare(level: Level, of: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
     If one statistic of a group is not 0, the whole group is returned.
     """
     rows = sorted((row for row in rows_of(level) if row.rare), key=lambda row: row.rare)
-    shown = {row.rare for row in rows if any(one.get(row.name) for one in of)}
+    shown = {row.rare for row in rows if any(values.get(row.name) for values in of)}
     return tuple(row.name for row in rows if row.rare in shown)
 
 
@@ -311,11 +315,11 @@ def _titles(level: Level, fields: Sequence[str]) -> list[str]:
     return [titles[field] for field in fields]
 
 
-def _channels(found: BrokerStats, is_one: bool) -> Grid:
+def _channels(report: BrokerStats, is_one: bool) -> Grid:
     """Return the table with the present state of the channels."""
     names = ("depth", "in flight", "deferred", "oldest age", "finished/s", "drained in")
     grid = Grid("channels", _channel_names(is_one), (_STATE, *names))
-    for topic, channel in _each_channel(found):
+    for topic, channel in _each_channel(report):
         state = filter(None, ("paused" if channel.get("paused") else "", _word(channel)))
         held = (
             _number(channel.get(field, ""))
@@ -340,9 +344,9 @@ def _channel_place(topic: str, channel: ChannelStats, is_one: bool) -> tuple[str
     return (name,) if is_one else (topic, name)
 
 
-def _counted(found: BrokerStats, is_one: bool) -> Grid:
+def _counted(report: BrokerStats, is_one: bool) -> Grid:
     """Return the table with the consumers, the counters and the latencies of the channels."""
-    channels = _each_channel(found)
+    channels = _each_channel(report)
     common = (row.name for row in rows_of("channel") if row.title and not row.rare)
     fields = (*common, *_rare("channel", [channel for _, channel in channels]))
     titles = ("consumers", *_titles("channel", fields), "p99")
@@ -354,9 +358,11 @@ def _counted(found: BrokerStats, is_one: bool) -> Grid:
     return grid
 
 
-def _each_channel(found: BrokerStats) -> list[tuple[str, ChannelStats]]:
+def _each_channel(report: BrokerStats) -> list[tuple[str, ChannelStats]]:
     return [
-        (topic["topic_name"], channel) for topic in found["topics"] for channel in topic["channels"]
+        (topic["topic_name"], channel)
+        for topic in report["topics"]
+        for channel in topic["channels"]
     ]
 
 
@@ -382,7 +388,8 @@ def _latency(row: TopicStats | ChannelStats | ConsumerStats, *quantiles: float) 
     """Return the time between storing and finishing a message, as text, for each quantile."""
     latency = row.get("e2e_processing_latency")
     known = {
-        one["quantile"]: one["value"] / 1e6 for one in (latency["percentiles"] if latency else ())
+        percentile["quantile"]: percentile["value"] / 1e6
+        for percentile in (latency["percentiles"] if latency else ())
     }
     texts = {
         quantile: f"{value:,.3g} ms" if value < 1000 else _age(value / 1000)
@@ -391,21 +398,21 @@ def _latency(row: TopicStats | ChannelStats | ConsumerStats, *quantiles: float) 
     return [texts.get(quantile, "") for quantile in quantiles]
 
 
-def _clients(found: BrokerStats, width: int) -> list[Grid]:
+def _clients(report: BrokerStats, width: int) -> list[Grid]:
     """Return one table of all consumers.
 
     If the names leave too little room for the numbers, return a table for each channel.
     """
     clients = [
         (topic, channel["channel_name"], client)
-        for topic, channel in _each_channel(found)
+        for topic, channel in _each_channel(report)
         for client in channel.get("clients", ())
     ]
     if not clients:
         return []
     shown = [row for row in rows_of("consumer") if row.title]
     names = (*(row.title for row in shown), "p99")
-    whole = Grid("consumers", ("topic", "channel", "consumer"), names)
+    combined = Grid("consumers", ("topic", "channel", "consumer"), names)
     parts: dict[tuple[str, str], Grid] = {}
     for topic, channel, client in clients:
         part = parts.setdefault(
@@ -413,9 +420,9 @@ def _clients(found: BrokerStats, width: int) -> list[Grid]:
         )
         name = str(client.get("client_id", ""))
         cells = (*(_number(client.get(row.name, "")) for row in shown), *_latency(client, 0.99))
-        whole.add(topic, channel, name, *cells)
+        combined.add(topic, channel, name, *cells)
         part.add(name, *cells)
-    return [whole] if len(list(whole.tables(width))) == 1 else list(parts.values())
+    return [combined] if len(list(combined.tables(width))) == 1 else list(parts.values())
 
 
 def _processes(processes: Sequence[ProcessStats]) -> Grid:

@@ -123,8 +123,8 @@ class ClusterLook:
         if self._asked is None:
             self._asked = self._thread.submit(self._ask)
         if wait or self._asked.done():
-            asked, self._asked = self._asked, None
-            picture.take_cluster(asked.result())
+            task, self._asked = self._asked, None
+            picture.take_cluster(task.result())
 
     def _ask(self) -> Report:
         from ....actors.gateways.cluster_asking import by_overview
@@ -135,8 +135,8 @@ class ClusterLook:
 def _ask(
     admin: Admin, look: ClusterLook, picture: Picture, screen: Screen, *, wait: bool = True
 ) -> None:
-    found: Any = admin.overview(picture.version, processes=screen.view == "processes")
-    picture.take(found)
+    overview: Any = admin.overview(picture.version, processes=screen.view == "processes")
+    picture.take(overview)
     if screen.view in CLUSTER_VIEWS:
         look.ask(picture, wait=wait)
 
@@ -178,8 +178,8 @@ def _once(
         _rows(picture, screen, usage, url)
         time.sleep(SHARE_WAIT_S)  # the share of a processor is measured between two calls
     console.print(head(picture, url))
-    for one in tables(screen, _rows(picture, screen, usage, url), console.width):
-        console.print(one)
+    for shown in tables(screen, _rows(picture, screen, usage, url), console.width):
+        console.print(shown)
 
 
 def _live(
@@ -255,24 +255,23 @@ def head(picture: Picture, url: str) -> RenderableType:
 
     from ...top import age, count, rate, size
 
-    broker, found = picture.broker, picture.summary()
+    broker, summary = picture.broker, picture.summary()
     up = age(max(0.0, time.time() - broker["start_ms"] / 1000))
-    said = Text(f"zsq {broker['version']} at {url}, up {up}, ", no_wrap=True, overflow="ellipsis")
-    said.append(str(broker["health"]), style="green" if broker["health"] == "OK" else "bold red")
+    text = Text(f"zsq {broker['version']} at {url}, up {up}, ", no_wrap=True, overflow="ellipsis")
+    text.append(str(broker["health"]), style="green" if broker["health"] == "OK" else "bold red")
     if broker["alarms"]:
-        said.append(f", {broker['alarms']} alarms", style="bold yellow")
-    sums = (
-        f"{found['topics']} topics, {found['channels']} channels, {broker['processes']} processes"
-    )
+        text.append(f", {broker['alarms']} alarms", style="bold yellow")
+    processes = f"{broker['processes']} processes"
+    sums = f"{summary['topics']} topics, {summary['channels']} channels, {processes}"
     flow = (
-        f"in {rate(found['in_rate'])}/s ({size(found['in_bytes_rate'])}/s), out "
-        f"{rate(found['out_rate'])}/s"
+        f"in {rate(summary['in_rate'])}/s ({size(summary['in_bytes_rate'])}/s), out "
+        f"{rate(summary['out_rate'])}/s"
     )
-    said.append(
-        f"\n{sums}; {flow}; {count(found['depth'])} waiting, {count(found['in_flight'])} in "
-        f"flight; {size(found['log_bytes'])} on disk"
+    text.append(
+        f"\n{sums}; {flow}; {count(summary['depth'])} waiting, {count(summary['in_flight'])} in "
+        f"flight; {size(summary['log_bytes'])} on disk"
     )
-    return said
+    return text
 
 
 def tables(screen: Screen, rows: Sequence[Row], width: int) -> list[RenderableType]:
@@ -292,7 +291,14 @@ def table(screen: Screen, rows: Sequence[Row], width: int) -> RenderableType:
     order = [column.key for column in COLUMNS[screen.view]].index(screen.order[screen.view]) - len(
         names
     )
-    page = next((one for one in pages if any(place.at == order for place in one)), pages[0])
+    page = next(
+        (
+            columns_of_page
+            for columns_of_page in pages
+            if any(place.at == order for place in columns_of_page)
+        ),
+        pages[0],
+    )
     return _table(screen, rows, cells, names, page)
 
 
@@ -317,8 +323,8 @@ def _laid_out(
     ]
     first = sum(column.key in NAMES for column in columns)
     others = [
-        min(one, STATE_MAX) if columns[first + at].is_text else one
-        for at, one in enumerate(wide[first:])
+        min(column_width, STATE_MAX) if columns[first + at].is_text else column_width
+        for at, column_width in enumerate(wide[first:])
     ]
     names, pages = laid_out(width, wide[:first], others)
     return cells, names, pages
@@ -336,7 +342,7 @@ def _table(
     from rich.text import Text
 
     columns = COLUMNS[screen.view]
-    found = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     places = [
         *(ColumnPlace(at, width) for at, width in enumerate(names)),
         *(ColumnPlace(len(names) + at, width) for at, width in page),
@@ -346,7 +352,7 @@ def _table(
         sorted_by = column.key == screen.order[screen.view]
         mark = ("↑" if screen.turned.get(screen.view) else "↓") if sorted_by else ""
         title = Text(column.title + mark, style="bold reverse" if sorted_by else "bold")
-        found.add_column(
+        shown.add_column(
             title,
             justify="left" if column.is_text else "right",
             no_wrap=True,
@@ -354,8 +360,8 @@ def _table(
             width=width,
         )
     for row, texts in zip(rows, cells, strict=True):
-        found.add_row(*(Text(texts[at]) for at, _ in places), style="yellow" if row["said"] else "")
-    return found
+        shown.add_row(*(Text(texts[at]) for at, _ in places), style="yellow" if row["said"] else "")
+    return shown
 
 
 # The keyboard
@@ -400,21 +406,21 @@ def keys(fd: int, wait_s: float) -> list[str]:
 
 
 def named(text: str) -> list[str]:
-    found: list[str] = []
+    keys: list[str] = []
     while text:
         sequence = next(
             (
-                one
-                for one in sorted(SPECIAL, key=len, reverse=True)
-                if text.startswith(f"\x1b{one}")
+                special
+                for special in sorted(SPECIAL, key=len, reverse=True)
+                if text.startswith(f"\x1b{special}")
             ),
             None,
         )
         if sequence is not None:
-            found.append(SPECIAL[sequence])
+            keys.append(SPECIAL[sequence])
             text = text[1 + len(sequence) :]
             continue
-        found.append(
+        keys.append(
             {
                 "\x1b": "escape",
                 "\r": "enter",
@@ -424,4 +430,4 @@ def named(text: str) -> list[str]:
             }.get(text[0], text[0])
         )
         text = text[1:]
-    return found
+    return keys

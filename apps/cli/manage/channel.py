@@ -53,30 +53,30 @@ def channel_create(
     """
     from ....transport.client.blocking.client import Admin
 
-    given = given_settings(CHANNEL, options)
+    settings = given_settings(CHANNEL, options)
     place = {} if start is None else {"start": resolved(url, timeout, topic, start)}
     with Admin(url, timeout=timeout) as admin:
-        if admin.create_channel(topic, channel, **given, **place).get("existed"):
-            for line in unused(admin, topic, channel, given, start=start is not None):
+        if admin.create_channel(topic, channel, **settings, **place).get("existed"):
+            for line in unused(admin, topic, channel, settings, start=start is not None):
                 say(line, err=True)
 
 
 def unused(
-    admin: Admin, topic: str, channel: str, given: Mapping[str, object], *, start: bool
+    admin: Admin, topic: str, channel: str, settings: Mapping[str, object], *, start: bool
 ) -> list[str]:
     """Return notes about arguments that have no effect because the channel exists."""
     now: Mapping[str, object] = channel_of(admin, topic, channel).row.get("settings", {})
     name = f"zsq: channel {topic}/{channel} exists already"
-    found = [f"{name}; --start has no effect (zsq seek moves the channel)"] if start else []
+    notes = [f"{name}; --start has no effect (zsq seek moves the channel)"] if start else []
     if any(
         _spelled(key, now.get(key)) != _spelled(key, value)
-        for key, value in given.items()
+        for key, value in settings.items()
         if value is not None
     ):
-        found.append(
+        notes.append(
             f"{name} with other settings; they were not changed (zsq channel set changes them)"
         )
-    return found
+    return notes
 
 
 def _spelled(name: str, value: object) -> object:
@@ -95,10 +95,10 @@ def channel_of(admin: Admin, topic: str, channel: str) -> ChannelFound:
     """Return the statistics of a channel. Raises `NotFound` if no part has it."""
     from ....transport.whole_topic import whole_topic
 
-    found = whole_topic(admin.stats(topic, channel, partial=True), topic)
-    row = found.channel(channel)
+    combined = whole_topic(admin.stats(topic, channel, partial=True), topic)
+    row = combined.channel(channel)
     assert row is not None
-    return ChannelFound(found, row)
+    return ChannelFound(combined, row)
 
 
 @channel.command("set")
@@ -117,11 +117,11 @@ def channel_set(
     """
     from ....transport.client.blocking.client import Admin
 
-    given = given_settings(CHANGEABLE, options)
-    if not given:
+    changes = given_settings(CHANGEABLE, options)
+    if not changes:
         raise say_what_to_change(CHANGEABLE)
     with Admin(url, timeout=timeout) as admin:
-        settings = admin.configure_channel(topic, channel, **given)["settings"]
+        settings = admin.configure_channel(topic, channel, **changes)["settings"]
     if as_json:
         tell({"topic_name": topic, "channel_name": channel, "settings": settings})
     else:
@@ -142,37 +142,54 @@ def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: flo
     check_name(topic)
     check_name(channel, "channel")
     with Admin(url, timeout=timeout) as admin:
-        whole, row = channel_of(admin, topic, channel)
-    found = whole.row
+        combined, row = channel_of(admin, topic, channel)
+    topic_row = combined.row
     if "settings" not in row:
         text = f"channel {channel!r} of topic {topic!r} is {row['health']}; try again in a moment"
         raise Refused(E_CLOSING, text)
     if as_json:
-        shown = {"topic_name": topic, "head": found["head"], "topic_paused": found["paused"]} | row
-        tell(shown | in_parts(whole, [{**part, **one} for part, one in whole.in_parts(channel)]))
+        shown = {
+            "topic_name": topic,
+            "head": topic_row["head"],
+            "topic_paused": topic_row["paused"],
+        } | row
+        tell(
+            shown
+            | in_parts(
+                combined,
+                [{**part, **part_channel} for part, part_channel in combined.in_parts(channel)],
+            )
+        )
         return
-    state = (", paused" if row["paused"] else "") + (", topic paused" if found["paused"] else "")
-    parts = f", {count_parts(whole)}" if whole.parts else ""
+    state = (", paused" if row["paused"] else "") + (
+        ", topic paused" if topic_row["paused"] else ""
+    )
+    parts = f", {count_parts(combined)}" if combined.parts else ""
     say(
         f"channel    {topic}/{channel}{parts}, health {row['health']}{state}, "
         f"{row['client_count']:,} consumers"
     )
-    if not whole.parts:
-        say(f"offsets    next {row['next_offset']} of {found['head']}: {_waiting(row)}")
+    if not combined.parts:
+        say(f"offsets    next {row['next_offset']} of {topic_row['head']}: {_waiting(row)}")
     else:
         say(f"messages   {_waiting(row)}")
-        for part, one in whole.in_parts(channel):
-            place = f"next {one['next_offset']} of {part['head']}: {_waiting(one)}"
-            health = "" if one["health"] == "OK" else f", health {one['health']}"
+        for part, part_channel in combined.in_parts(channel):
+            place = (
+                f"next {part_channel['next_offset']} of {part['head']}: {_waiting(part_channel)}"
+            )
+            health = "" if part_channel["health"] == "OK" else f", health {part_channel['health']}"
             say(f"part       {part['topic_name']}, {place}{health}")
-        say_missing(whole)
-    for part, one in whole.in_parts(channel) if whole.parts else [(found, row)]:
-        for blocker in one.get("blocked_by", ()):
-            place = f"{part['topic_name']} " if whole.parts else ""
+        say_missing(combined)
+    for part, part_channel in combined.in_parts(channel) if combined.parts else [(topic_row, row)]:
+        for blocker in part_channel.get("blocked_by", ()):
+            place = f"{part['topic_name']} " if combined.parts else ""
             say(f"blocked by {place}{_blocker(blocker)}")
     say(describe_channel(topic, channel, row["settings"]))
-    if any(one.get("settings") != row["settings"] for _, one in whole.in_parts(channel)):
-        first = whole.in_parts(channel)[0][0]["topic_name"]
+    if any(
+        part_channel.get("settings") != row["settings"]
+        for _, part_channel in combined.in_parts(channel)
+    ):
+        first = combined.in_parts(channel)[0][0]["topic_name"]
         say(f"zsq: the settings differ between the parts; these are those of {first}", err=True)
 
 
@@ -192,22 +209,22 @@ def _waiting(row: ChannelStats) -> str:
     )
 
 
-def count_parts(whole: WholeTopic) -> str:
+def count_parts(combined: WholeTopic) -> str:
     """Return how many parts the topic has, and how many of them have answered."""
-    count, missing = len(whole.parts), len(whole.unanswered)
+    count, missing = len(combined.parts), len(combined.unanswered)
     return f"{count} of {count + missing} parts" if missing else f"{count} part{'s' * (count > 1)}"
 
 
-def in_parts(whole: WholeTopic, rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
+def in_parts(combined: WholeTopic, rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Return the fields of a topic with parts for --json."""
-    missing = {"unanswered": whole.unanswered} if whole.unanswered else {}
-    return {"parts": rows, **missing} if whole.parts else {}
+    missing = {"unanswered": combined.unanswered} if combined.unanswered else {}
+    return {"parts": rows, **missing} if combined.parts else {}
 
 
-def say_missing(whole: WholeTopic) -> None:
+def say_missing(combined: WholeTopic) -> None:
     """Say which parts are not in the sums."""
-    if whole.missing:
-        say(f"zsq: {whole.missing}", err=True)
+    if combined.missing:
+        say(f"zsq: {combined.missing}", err=True)
 
 
 @channel.command("delete")
@@ -226,9 +243,9 @@ def channel_delete(
     from ....transport.errors import E_NOT_EMPTY, Refused
 
     with Admin(url, timeout=timeout) as admin:
-        whole, row = channel_of(admin, topic, channel)
-        left, more = unfinished(row), and_missing(whole)
-        if left and whole.parts and not force:
+        combined, row = channel_of(admin, topic, channel)
+        left, more = unfinished(row), and_missing(combined)
+        if left and combined.parts and not force:
             # Each part would refuse only its own messages, and the empty ones would be deleted.
             text = f"channel {topic}/{channel} has {left:,} unfinished messages"
             raise Refused(E_NOT_EMPTY, f"{text}; let consumers finish them, or use --force")
@@ -245,11 +262,11 @@ def channel_delete(
     )
 
 
-def and_missing(whole: WholeTopic) -> str:
+def and_missing(combined: WholeTopic) -> str:
     """Return the end of a number of messages that does not count all parts, or ""."""
-    if not whole.unanswered:
+    if not combined.unanswered:
         return ""
-    return f" and those of {parts_text(whole.unanswered)}, which did not answer"
+    return f" and those of {parts_text(combined.unanswered)}, which did not answer"
 
 
 def unfinished(row: ChannelStats) -> int:
@@ -269,11 +286,11 @@ def of_parts(admin: Admin, topic: str) -> Sequence[str] | None:
     from ....transport.whole_topic import whole_topic
 
     try:
-        found = whole_topic(admin.stats(topic, partial=True), topic)
+        combined = whole_topic(admin.stats(topic, partial=True), topic)
     except NotFound:
         return None
-    say_missing(found)
-    return sorted(channel["channel_name"] for channel in found.row["channels"])
+    say_missing(combined)
+    return sorted(channel["channel_name"] for channel in combined.row["channels"])
 
 
 @channel.command("list")
@@ -288,12 +305,12 @@ def channel_list(topic: str, as_json: bool, url: str, timeout: float) -> None:
 
     check_name(topic)
     with Admin(url, timeout=timeout) as admin:
-        found: Sequence[str] | None = admin.topics().get(topic)
-        if found is None:
-            found = of_parts(admin, topic)
-    if found is None:
+        names: Sequence[str] | None = admin.topics().get(topic)
+        if names is None:
+            names = of_parts(admin, topic)
+    if names is None:
         raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
-    for name in sorted(found):
+    for name in sorted(names):
         tell_line({"topic": topic, "channel": name}) if as_json else say(name)
 
 
@@ -324,17 +341,17 @@ def channel_skip(
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
-        found = admin.skip(topic, channel, offsets, preview=True)
-        if found:
-            what = messages_at(found)
-            confirm(f"skip {what} of {topic} for channel {topic}/{channel}", yes)
-            found = admin.skip(topic, channel, found)
-    others = sorted({*offsets}.difference(found))
+        existing = admin.skip(topic, channel, offsets, preview=True)
+        if existing:
+            caption = messages_at(existing)
+            confirm(f"skip {caption} of {topic} for channel {topic}/{channel}", yes)
+            existing = admin.skip(topic, channel, existing)
+    others = sorted({*offsets}.difference(existing))
     if as_json:
-        tell({"topic": topic, "channel": channel, "skipped": found, "not_skipped": others})
+        tell({"topic": topic, "channel": channel, "skipped": existing, "not_skipped": others})
     else:
-        if found:
-            say(f"{topic}/{channel} has skipped {messages_at(found)}")
+        if existing:
+            say(f"{topic}/{channel} has skipped {messages_at(existing)}")
         if others:
             text = "finished already, not stored, or on the way to the dead letters"
             say(f"zsq: not skipped: {messages_at(others)}: {text}", err=True)

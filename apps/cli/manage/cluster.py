@@ -41,13 +41,16 @@ def cluster(as_json: bool, url: str, timeout: float) -> None:
         restricted = restricted or "disk" not in stats
         return seen_in_stats(stats)
 
-    found = ask_cluster(url, timeout, look)
+    report = ask_cluster(url, timeout, look)
     if as_json:
         tell(
-            {**found, "topics": [{**one, "parts": _told(one["parts"])} for one in found["topics"]]}
+            {
+                **report,
+                "topics": [{**topic, "parts": _told(topic["parts"])} for topic in report["topics"]],
+            }
         )
     else:
-        _show(found)
+        _show(report)
     if restricted:
         text = "zsq: epoch, lag, standbys, and other users' topics are not shown without the"
         say(f'{text} permission view = ["*"]', err=True)
@@ -81,26 +84,30 @@ def _state(part: PartRow) -> str:
 def _told(parts: Sequence[PartRow]) -> list[dict[str, Any]]:
     """Return the parts for --json. Values that are not known are left out."""
     return [
-        {name: value for name, value in {**one, "state": _state(one)}.items() if value is not None}
-        for one in parts
+        {
+            name: value
+            for name, value in {**part, "state": _state(part)}.items()
+            if value is not None
+        }
+        for part in parts
     ]
 
 
-def _show(found: Report) -> None:
+def _show(report: Report) -> None:
     rows: list[Sequence[str]] = [
         ("broker", "role", "epoch", "lag", "standbys", "parts", "addresses")
     ]
-    rows += [(*_broker(one), ",".join(_addresses(one))) for one in found["brokers"]]
+    rows += [(*_broker(broker), ",".join(_addresses(broker))) for broker in report["brokers"]]
     lines = _lines(rows)
     has_room = max(map(len, lines)) <= wide_console().width
     for line in lines if has_room else _lines([row[:-1] for row in rows]):
         say(line)
     if not has_room:  # the addresses are long, so they stand below, one in a line
-        for one in found["brokers"]:
-            say(f"addresses of broker {one['number']}:")
-            for address in _addresses(one):
+        for broker in report["brokers"]:
+            say(f"addresses of broker {broker['number']}:")
+            for address in _addresses(broker):
                 say(f"  {address}")
-    for topic in found["topics"]:
+    for topic in report["topics"]:
         say("")
         say(f"topic {topic['topic']}, {len(topic['parts'])} parts")
         rows = [("part", "broker", "messages", "backlog", "lag", "state")]
@@ -109,35 +116,35 @@ def _show(found: Report) -> None:
             rows.append((f"{part['part']}", f"{part['broker']}", *counts, _state(part)))
         for line in _lines(rows):
             say(line)
-    for one in found["brokers"]:
-        if one["handover"]:
+    for broker in report["brokers"]:
+        if broker["handover"]:
             say("")
-            say(f"a standby follows broker {one['number']}; to let it take over:")
-            say(f"  {one['handover']}")
-    for one in found["brokers"]:
-        if one["state"] != "up":
-            say(f"broker {one['number']} is {one['role']}: {one['why']}", err=True)
-        elif one["health"] != "OK":
-            say(f"broker {one['number']} is not well: {one['health']}", err=True)
-    if found["trouble"]:
-        say(f"trouble: {found['trouble']}", err=True)
+            say(f"a standby follows broker {broker['number']}; to let it take over:")
+            say(f"  {broker['handover']}")
+    for broker in report["brokers"]:
+        if broker["state"] != "up":
+            say(f"broker {broker['number']} is {broker['role']}: {broker['why']}", err=True)
+        elif broker["health"] != "OK":
+            say(f"broker {broker['number']} is not well: {broker['health']}", err=True)
+    if report["trouble"]:
+        say(f"trouble: {report['trouble']}", err=True)
 
 
-def _broker(one: BrokerRow) -> Sequence[str]:
+def _broker(broker: BrokerRow) -> Sequence[str]:
     """Return the cells of a broker, without its addresses."""
-    mine = " (this one)" if one["me"] else ""
-    epoch, standbys = _number(one["epoch"]), _number(one["standbys"])
+    mine = " (this one)" if broker["me"] else ""
+    epoch, standbys = _number(broker["epoch"]), _number(broker["standbys"])
     return (
-        f"{one['number']}{mine}", one["role"], epoch, _lag(one["lag_s"]), standbys,
-        f"{one['parts']}",
+        f"{broker['number']}{mine}", broker["role"], epoch, _lag(broker["lag_s"]), standbys,
+        f"{broker['parts']}",
     )  # fmt: skip
 
 
-def _addresses(one: BrokerRow) -> list[str]:
+def _addresses(broker: BrokerRow) -> list[str]:
     """Return the addresses of a broker. Those that do not lead to the primary show their role."""
-    roles = {place["url"]: place["role"] for place in one["places"]}
-    urls = list(dict.fromkeys([*one["addresses"], *roles]))
-    usual = "primary" if one["state"] == "up" else one["role"]
+    roles = {place["url"]: place["role"] for place in broker["places"]}
+    urls = list(dict.fromkeys([*broker["addresses"], *roles]))
+    usual = "primary" if broker["state"] == "up" else broker["role"]
     return [url if roles.get(url, usual) == usual else f"{url} ({roles[url]})" for url in urls]
 
 

@@ -106,15 +106,15 @@ def _check_standbys(admin: Admin, standbys: Sequence[str]) -> None:
     from ....transport.client.blocking.client import Admin
 
     whys = []
-    for one in standbys:
+    for name in standbys:
         try:
-            with Admin(named_by(admin, [one]), timeout=ANSWER_S) as standby:
+            with Admin(named_by(admin, [name]), timeout=ANSWER_S) as standby:
                 standby.ping()
-            whys.append(f"{one} is no standby")
+            whys.append(f"{name} is no standby")
         except ZsqError as error:
             if error.code == E_STANDBY:
                 return
-            whys.append(error.text if one in error.text else f"{one}: {error.text}")
+            whys.append(error.text if name in error.text else f"{name}: {error.text}")
     if whys:
         raise BrokerUnreachable(
             E_UNREACHABLE,

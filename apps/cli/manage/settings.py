@@ -13,14 +13,14 @@ from ....transport.names import base_of
 from ....transport.settings import CHANNEL, NONE, TOPIC, Kind, Setting
 from ..message_ids import topic_of_id
 from ..options import Value
-from ..quantities import NO_BOUND, Count, Seconds, Size, TopicPosition, spelled
+from ..quantities import NO_BOUND, Count, Seconds, SizeType, TopicPosition, spelled
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 CHANGEABLE: Final = tuple(row for row in CHANNEL if not row.fixed)
 SUBSCRIBING: Final = tuple(row for row in CHANNEL if row.shared)
 KEEPING: Final = tuple(row for row in TOPIC if row.shared)
-_NUMBERS: Final = {Kind.COUNT: Count, Kind.SECONDS: Seconds, Kind.BYTES: Size}
+_NUMBERS: Final = {Kind.COUNT: Count, Kind.SECONDS: Seconds, Kind.BYTES: SizeType}
 _START: Final = (
     "Start of a new channel: earliest, latest, an offset, an id, a time or an age. See zsq "
     "seek --help."
@@ -67,8 +67,8 @@ def value_of(row: Setting, *, default: bool = False) -> Value:
 
 def given_settings(rows: Iterable[Setting], options: Mapping[str, object]) -> dict[str, Any]:
     """Return the given settings by name. `default` becomes None, which resets a setting."""
-    found = ((row, options.get(row.parameter)) for row in rows)
-    return {row.name: _as_sent(row, value) for row, value in found if value is not None}
+    values = ((row, options.get(row.parameter)) for row in rows)
+    return {row.name: _as_sent(row, value) for row, value in values if value is not None}
 
 
 def _as_sent(row: Setting, value: object) -> object:

@@ -81,15 +81,15 @@ def topic_create(
     """Create TOPIC. An existing topic is not changed."""
     from ....transport.client.blocking.client import Admin
 
-    given = given_settings(TOPIC, retention)
+    settings = given_settings(TOPIC, retention)
     numbers = _numbers(brokers)
     with Admin(url, timeout=timeout) as admin:
         if parts:
-            admin.create_topic(topic, sync=sync, parts=parts, brokers=numbers, **given)
+            admin.create_topic(topic, sync=sync, parts=parts, brokers=numbers, **settings)
             say(f"topic {topic} has {_at_brokers(admin, topic, parts)}; see zsq cluster")
             return
-        found = admin.create_topic(topic, sync=sync, brokers=numbers, **given)
-        if found.get("existed"):
+        reply = admin.create_topic(topic, sync=sync, brokers=numbers, **settings)
+        if reply.get("existed"):
             now = topic_of(admin, topic).row
             if now["sync"] != sync:
                 say(
@@ -99,7 +99,7 @@ def topic_create(
                     ),
                     err=True,
                 )
-            if any(now.get("retention", {}).get(name) != value for name, value in given.items()):
+            if any(now.get("retention", {}).get(name) != value for name, value in settings.items()):
                 text = (
                     "exists already with other settings; they were not changed (zsq topic set "
                     "changes them)"
@@ -109,7 +109,7 @@ def topic_create(
 
 def _numbers(text: str | None) -> list[int]:
     try:
-        return [int(one) for one in text.split(",")] if text else []
+        return [int(number) for number in text.split(",")] if text else []
     except ValueError:
         raise click.BadParameter(
             f"{text!r} must be numbers of brokers with commas between them, such as 0,2",
@@ -142,8 +142,8 @@ def topic_add_parts(topic: str, count: int, brokers: str | None, url: str, timeo
 
     numbers = _numbers(brokers)
     with Admin(url, timeout=timeout) as admin:
-        found = admin.add_parts(topic, count, brokers=numbers)
-    say(f"topic {topic} has {found['parts']} parts now")
+        reply = admin.add_parts(topic, count, brokers=numbers)
+    say(f"topic {topic} has {reply['parts']} parts now")
 
 
 @topic.command("move")
@@ -183,30 +183,30 @@ def topic_move(part: str, broker: int, wait: float, url: str, timeout: float) ->
     say(f"part {part} is at broker {broker} now")
 
 
-def _topic_of(told: ClusterAnswer, part: str) -> tuple[ClusterTopic, int]:
+def _topic_of(cluster: ClusterAnswer, part: str) -> tuple[ClusterTopic, int]:
     from ....transport.names import part_of
 
     base, number = part_of(part) or (part, -1)
-    found = next((one for one in told["topics"] if one["topic"] == base), None)
-    if found is None or not 0 <= number < len(found["parts"]):
+    topic = next((row for row in cluster["topics"] if row["topic"] == base), None)
+    if topic is None or not 0 <= number < len(topic["parts"]):
         raise click.BadParameter(
             f"the cluster has no part {part!r}; zsq cluster shows all parts", param_hint="PART"
         )
-    return found, number
+    return topic, number
 
 
-def _ends(told: ClusterAnswer, part: str, broker: int) -> tuple[Sequence[str], Sequence[str]]:
+def _ends(cluster: ClusterAnswer, part: str, broker: int) -> tuple[Sequence[str], Sequence[str]]:
     """Return the URLs of the broker that has the part, and of the one that shall have it."""
-    topic, number = _topic_of(told, part)
-    urls = [one["addresses"] for one in told["brokers"]]
+    topic, number = _topic_of(cluster, part)
+    urls = [row["addresses"] for row in cluster["brokers"]]
     if broker >= len(urls):
         text = f"the cluster has the brokers 0 to {len(urls) - 1}, not {broker}"
         raise click.BadParameter(text, param_hint="BROKER")
     return urls[topic["parts"][number]], urls[broker]
 
 
-def _is_moved(told: ClusterAnswer, part: str, broker: int) -> bool:
-    topic, number = _topic_of(told, part)
+def _is_moved(cluster: ClusterAnswer, part: str, broker: int) -> bool:
+    topic, number = _topic_of(cluster, part)
     return topic["parts"][number] == broker and number not in topic["moves"]
 
 
@@ -228,16 +228,16 @@ def topic_set(
     """
     from ....transport.client.blocking.client import Admin
 
-    given = given_settings(TOPIC, retention)
-    if not given and sync is None:
+    settings = given_settings(TOPIC, retention)
+    if not settings and sync is None:
         raise say_what_to_change(TOPIC, "--sync")
     with Admin(url, timeout=timeout) as admin:
-        found = admin.configure_topic(topic, sync, **given)
+        reply = admin.configure_topic(topic, sync, **settings)
     if as_json:
-        tell({"topic_name": topic, **found})
+        tell({"topic_name": topic, **reply})
     else:
-        say(f"sync       {found['sync']}")
-        say(describe(TOPIC, found["retention"]))
+        say(f"sync       {reply['sync']}")
+        say(describe(TOPIC, reply["retention"]))
 
 
 @topic.command("show")
@@ -251,57 +251,59 @@ def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
 
     check_name(topic)
     with Admin(url, timeout=timeout) as admin:
-        whole = topic_of(admin, topic)
-    found = whole.row
+        combined = topic_of(admin, topic)
+    stats = combined.row
     if as_json:
-        tell(_without_channels(found) | in_parts(whole, [*map(_without_channels, whole.parts)]))
+        tell(
+            _without_channels(stats) | in_parts(combined, [*map(_without_channels, combined.parts)])
+        )
         return
-    which = count_parts(whole) if whole.parts else f"uuid {found['uuid']}"
+    which = count_parts(combined) if combined.parts else f"uuid {stats['uuid']}"
     say(
-        f"topic      {found['topic_name']}, {which}, sync {found['sync']}, health "
-        f"{found['health']}{', paused' if found['paused'] else ''}"
+        f"topic      {stats['topic_name']}, {which}, sync {stats['sync']}, health "
+        f"{stats['health']}{', paused' if stats['paused'] else ''}"
     )
-    for row in whole.parts or [found]:
+    for row in combined.parts or [stats]:
         if row["closed"]:
-            part = f"{row['topic_name']} " if whole.parts else ""
+            part = f"{row['topic_name']} " if combined.parts else ""
             consumers = " and consumers" if row["closed"] == "consumers" else ""
             say(f"closed     {part}to publishers{consumers}")
-    if not whole.parts:
-        say(f"offsets    {found['start']} to {found['head']}")
-    for row in whole.parts:
+    if not combined.parts:
+        say(f"offsets    {stats['start']} to {stats['head']}")
+    for row in combined.parts:
         health = "" if row["health"] == "OK" else f", health {row['health']}"
         say(
             f"part       {row['topic_name']}, offsets {row['start']} to {row['head']}, "
             f"{row['log_bytes']:,} bytes on disk{health}"
         )
-    say_missing(whole)
+    say_missing(combined)
     say(
-        f"on disk    {found['log_bytes']:,} bytes, {found['finished_bytes']:,} of them finished "
+        f"on disk    {stats['log_bytes']:,} bytes, {stats['finished_bytes']:,} of them finished "
         "by all channels"
     )
-    if found["held_by"]:
+    if stats["held_by"]:
         # The parts name their own channels and offsets.
-        where = "" if whole.parts else f", from offset {found['held_offset']} on"
-        say(f"held       {found['held_bytes']:,} bytes by channel {found['held_by']}{where}")
-    if found["archived_chunks"] or found["unarchived_bytes"]:
+        where = "" if combined.parts else f", from offset {stats['held_offset']} on"
+        say(f"held       {stats['held_bytes']:,} bytes by channel {stats['held_by']}{where}")
+    if stats["archived_chunks"] or stats["unarchived_bytes"]:
         say(
-            f"bucket     {found['archived_bytes']:,} bytes in {found['archived_chunks']:,} files; "
-            f"{found['unarchived_bytes']:,} bytes are not copied yet"
+            f"bucket     {stats['archived_bytes']:,} bytes in {stats['archived_chunks']:,} files; "
+            f"{stats['unarchived_bytes']:,} bytes are not copied yet"
         )
-    if found.get("shipping", "off") != "off":
-        end = "" if whole.parts else f": the bucket has all below offset {found['shipped_end']}"
-        say(f"shipping   {found['shipping']}{end}; lag {found['ship_lag_s']:.1f} s")
+    if stats.get("shipping", "off") != "off":
+        end = "" if combined.parts else f": the bucket has all below offset {stats['shipped_end']}"
+        say(f"shipping   {stats['shipping']}{end}; lag {stats['ship_lag_s']:.1f} s")
     dropped = (
-        f"up to {found['dropped_count']:,} messages dropped unfinished (each channel counts its "
+        f"up to {stats['dropped_count']:,} messages dropped unfinished (each channel counts its "
         "own)"
     )
-    say(f"removed    {found['removed_bytes']:,} bytes since its process started; {dropped}")
-    own = found["retention"]
-    with_archive = found["archived_chunks"] or any(
-        own.get(row.name, row.default) != row.default for row in TOPIC if row.line == "archive"
+    say(f"removed    {stats['removed_bytes']:,} bytes since its process started; {dropped}")
+    settings = stats["retention"]
+    with_archive = stats["archived_chunks"] or any(
+        settings.get(row.name, row.default) != row.default for row in TOPIC if row.line == "archive"
     )
     rows = [row for row in TOPIC if with_archive or row.line != "archive"]
-    say(describe(rows, own))
+    say(describe(rows, settings))
 
 
 def _without_channels(row: TopicStats) -> dict[str, object]:
@@ -327,8 +329,8 @@ def topic_list(as_json: bool, url: str, timeout: float) -> None:
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
-        found = topic_names(admin)
-    for name, topic in found.items():
+        topics = topic_names(admin)
+    for name, topic in topics.items():
         if as_json:
             parts = {"parts": topic.parts} if topic.parts else {}
             tell_line({"topic": name, "channels": topic.channels, **parts})
@@ -355,8 +357,8 @@ def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -
 
     check_name(topic)
     with Admin(url, timeout=timeout) as admin:
-        whole = topic_of(admin, topic)
-        what, left = held_by(whole.row), left_in(whole.row)
+        combined = topic_of(admin, topic)
+        holding, left = held_by(combined.row), left_in(combined.row)
         # The broker would refuse this too. But if the messages are finished in the meantime, it
         # would delete the topic without asking the user.
         if left and not force:
@@ -365,36 +367,38 @@ def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -
                 "delete them too with --force"
             )
             raise Refused(E_NOT_EMPTY, text)
-        if what or whole.unanswered:
-            held = f"{what or 'no messages'}{and_missing(whole)}"
+        if holding or combined.unanswered:
+            held = f"{holding or 'no messages'}{and_missing(combined)}"
             confirm(f"delete topic {topic} with {held}. They cannot be read again", yes)
         admin.delete_topic(topic, force=force)
-    say(f"deleted topic {topic}" + (f" with {what}" if what else ""))
+    say(f"deleted topic {topic}" + (f" with {holding}" if holding else ""))
 
 
-def held_by(found: TopicStats) -> str:
+def held_by(row_of_topic: TopicStats) -> str:
     """Describe what is deleted with a topic: its messages and its channels.
 
     The text is empty if the topic has no messages. It counts unfinished and delayed messages
     separately.
     """
-    messages, delayed = found["kept_count"], int(found.get("delayed_count") or 0)
+    messages, delayed = row_of_topic["kept_count"], int(row_of_topic.get("delayed_count") or 0)
     if not messages and not delayed:
         return ""
-    left = left_in(found) - delayed
+    left = left_in(row_of_topic) - delayed
     parts = f"{messages:,} messages" + (f" ({left:,} of them unfinished)" if left else "")
     parts += f", {delayed:,} delayed messages" if delayed else ""
-    channels = ", ".join(sorted(row["channel_name"] for row in found["channels"])[:CHANNELS_NAMED])
-    more = len(found["channels"]) - CHANNELS_NAMED
+    channels = ", ".join(
+        sorted(row["channel_name"] for row in row_of_topic["channels"])[:CHANNELS_NAMED]
+    )
+    more = len(row_of_topic["channels"]) - CHANNELS_NAMED
     return parts + (
         f" and the channels {channels}{f' and {more} more' if more > 0 else ''}" if channels else ""
     )
 
 
-def left_in(found: TopicStats) -> int:
+def left_in(topic_row: TopicStats) -> int:
     """Return the unfinished messages of a topic's fullest channel, plus delayed messages."""
-    fullest = max([unfinished(row) for row in found["channels"]], default=0)
-    return max(fullest, int(found["depth"])) + int(found.get("delayed_count") or 0)
+    fullest = max([unfinished(row) for row in topic_row["channels"]], default=0)
+    return max(fullest, int(topic_row["depth"])) + int(topic_row.get("delayed_count") or 0)
 
 
 def _order(action: str, topic: str, channel: str | None, url: str, timeout: float) -> None:
@@ -461,19 +465,19 @@ def _empty(topic: str, channel: str | None, yes: bool, url: str, timeout: float)
 
     name = topic if channel is None else f"{topic}/{channel}"
     with Admin(url, timeout=timeout) as admin:
-        whole = topic_of(admin, topic)
+        combined = topic_of(admin, topic)
         if channel is None:
-            left = int(whole.row["depth"])
+            left = int(combined.row["depth"])
         else:
             left = unfinished(channel_of(admin, topic, channel).row)
-        delayed = cancelled_delayed(whole.parts or [whole.row], channel)
+        delayed = cancelled_delayed(combined.parts or [combined.row], channel)
         more = f" and {delayed:,} delayed messages" if delayed else ""
-        if left or delayed or whole.unanswered:
-            what = f"{left:,} unfinished messages{more} of {name}"
-            confirm(f"clear {what}{and_missing(whole)}", yes)
+        if left or delayed or combined.unanswered:
+            caption = f"{left:,} unfinished messages{more} of {name}"
+            confirm(f"clear {caption}{and_missing(combined)}", yes)
         admin.empty(topic, channel)
     say(f"cleared {left:,} messages{more} of {name}")
-    if stays := int(whole.row.get("delayed_count") or 0) - delayed:
+    if stays := int(combined.row.get("delayed_count") or 0) - delayed:
         text = f"zsq: {stays:,} delayed messages of {topic} stay, because they become due for all"
         say(f"{text} channels; zsq delayed cancel removes them", err=True)
 
@@ -559,13 +563,13 @@ def topic_retire(topic: str, wait: float | None, url: str, timeout: float) -> No
 
 def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None) -> None:
     """Wait until the topic has no messages left to deliver."""
-    said, said_at = "", 0.0
+    shown, said_at = "", 0.0
     while left := remaining(topic_of(admin, topic).row):
         now = time.monotonic()
         text = "; ".join(left)
-        if text != said or now - said_at > SAY_S:
+        if text != shown or now - said_at > SAY_S:
             _say(f"waiting for {text}")
-            said, said_at = text, now
+            shown, said_at = text, now
         if deadline is not None and now >= deadline:
             raise ZsqError(
                 E_TIMEOUT,

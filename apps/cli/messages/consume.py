@@ -78,7 +78,7 @@ def sub(
 
     check_name(topic)
     check_name(channel, "channel")
-    given = given_settings(SUBSCRIBING, options)
+    settings = given_settings(SUBSCRIBING, options)
     ready = READY if count is None else min(READY, count)
     with stop_signals() as stopping, contextlib.ExitStack() as stack:
         try:
@@ -90,7 +90,7 @@ def sub(
                     if channels is not None:
                         note_new(topic, channel, channels)
                 if start is not None:
-                    given["start"] = resolved(url, timeout, topic, start)
+                    settings["start"] = resolved(url, timeout, topic, start)
                     _say_where_it_is(url, timeout, topic, channel)
                 waits = followed(timeout)
                 consumer = Consumer(
@@ -100,7 +100,7 @@ def sub(
                     ready=ready,
                     timeout=waits,
                     sample_rate=sample or 0,
-                    **given,
+                    **settings,
                 )
                 consumer.subscribe(timeout)
                 stack.callback(consumer.close, timeout)
@@ -129,25 +129,25 @@ def note_paused(url: str, topic: str, channel: str) -> bool:
 
     try:
         with Admin(url, timeout=QUIET_S) as admin:
-            found = whole_topic(admin.stats(topic, channel, partial=True), topic).row
+            topic_row = whole_topic(admin.stats(topic, channel, partial=True), topic).row
     except BrokerUnreachable:
         return False
     except ZsqError:
         return True
-    is_paused = any(row.get("paused") for row in found["channels"])
+    is_paused = any(row.get("paused") for row in topic_row["channels"])
     if is_paused:
         say(
             f"zsq: channel {topic}/{channel} is paused and delivers nothing; zsq channel unpause "
             f"{topic} {channel} continues it",
             err=True,
         )
-    if found.get("paused"):
+    if topic_row.get("paused"):
         say(
             f"zsq: topic {topic} is paused and its channels get no new messages; zsq topic unpause "
             f"{topic} continues it",
             err=True,
         )
-    return is_paused or bool(found.get("paused"))
+    return is_paused or bool(topic_row.get("paused"))
 
 
 def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
@@ -168,7 +168,7 @@ def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
         )
 
 
-def check_topic(url: str, timeout: float, topic: str, what: str) -> Sequence[str] | None:
+def check_topic(url: str, timeout: float, topic: str, hint: str) -> Sequence[str] | None:
     """Return the topic's channels, or None if a broker that has parts of the topic is away.
 
     Raises `NotFound` with advice if there is no such topic.
@@ -177,17 +177,17 @@ def check_topic(url: str, timeout: float, topic: str, what: str) -> Sequence[str
     from ....transport.errors import E_NOT_FOUND, BrokerUnreachable, NotFound
 
     with Admin(url, timeout=timeout) as admin:
-        found = admin.topics()
+        channels = admin.topics()
         try:
-            parts = None if topic in found else of_parts(admin, topic)
+            parts = None if topic in channels else of_parts(admin, topic)
         except BrokerUnreachable as error:  # the first broker has answered that there are parts
             say(f"zsq: going on with the other parts: {error.text}", err=True)
             return None
         if parts is not None:
             return parts
-    if topic not in found:
-        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist: {what}")
-    return found[topic]
+    if topic not in channels:
+        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist: {hint}")
+    return channels[topic]
 
 
 def _say_where_it_is(url: str, timeout: float, topic: str, channel: str) -> None:
@@ -212,13 +212,19 @@ def objects_of(topic: str) -> Callable[[Batch, int], list[bytes]]:
     from ....transport.client.core.message import StoredMessage
 
     def lines(batch: Batch, wanted: int) -> list[bytes]:
-        found = []
-        for one in islice(batch.messages(), wanted):
+        rows = []
+        for message in islice(batch.messages(), wanted):
             stored = StoredMessage(
-                topic, one.offset, one.timestamp_ns, one.body, one.key, one.tag, one.headers
+                topic,
+                message.offset,
+                message.timestamp_ns,
+                message.body,
+                message.key,
+                message.tag,
+                message.headers,
             )
-            found.append(json.dumps(as_object(stored) | {"attempts": one.attempts}).encode())
-        return found
+            rows.append(json.dumps(as_object(stored) | {"attempts": message.attempts}).encode())
+        return rows
 
     return lines
 

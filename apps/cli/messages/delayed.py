@@ -51,14 +51,14 @@ def delayed_list(
     left = count
     with Admin(url, timeout=timeout) as admin:
         while left:
-            asked = min(left, LIST_MAX)
-            found = admin.delayed_list(topic, after, asked)
-            for one in found:
-                click.echo(_json(one) if as_json else _line(one))
-            if len(found) < asked:
+            limit = min(left, LIST_MAX)
+            rows = admin.delayed_list(topic, after, limit)
+            for row in rows:
+                click.echo(_json(row) if as_json else _line(row))
+            if len(rows) < limit:
                 return
-            left -= len(found)
-            after = found[-1]["key"]
+            left -= len(rows)
+            after = rows[-1]["key"]
 
 
 @delayed.command("count")
@@ -70,13 +70,13 @@ def delayed_count(topic: str, as_json: bool, url: str, timeout: float) -> None:
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
-        found = admin.delayed_count(topic)
+        counts = admin.delayed_count(topic)
     if as_json:
-        tell(found)
+        tell(counts)
         return
-    due = f", the next one is due {_when(found['next_due_ns'])}" if found["next_due_ns"] else ""
-    lost = f"; {found['lost']:,} were lost to damage" if found["lost"] else ""
-    click.echo(f"{found['messages']:,} messages, {found['bytes']:,} bytes{due}{lost}")
+    due = f", the next one is due {_when(counts['next_due_ns'])}" if counts["next_due_ns"] else ""
+    lost = f"; {counts['lost']:,} were lost to damage" if counts["lost"] else ""
+    click.echo(f"{counts['messages']:,} messages, {counts['bytes']:,} bytes{due}{lost}")
 
 
 @delayed.command("cancel")
@@ -117,18 +117,18 @@ def delayed_cancel(
     return 1 if missing else 0
 
 
-def _line(one: DelayedRow) -> str:
-    body = one["body"].decode(errors="backslashreplace")
+def _line(row: DelayedRow) -> str:
+    body = row["body"].decode(errors="backslashreplace")
     shown = "".join(
         letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in body[:BODY_CHARACTERS]
     )
-    more = "..." if one["size"] > len(one["body"]) or len(body) > BODY_CHARACTERS else ""
-    return f"{one['key']}  {_when(one['due_ns'])}  {one['size']:>9,}  {shown}{more}"
+    more = "..." if row["size"] > len(row["body"]) or len(body) > BODY_CHARACTERS else ""
+    return f"{row['key']}  {_when(row['due_ns'])}  {row['size']:>9,}  {shown}{more}"
 
 
-def _json(one: DelayedRow) -> str:
+def _json(row: DelayedRow) -> str:
     return json.dumps(
-        {name: value.hex() if isinstance(value, bytes) else value for name, value in one.items()}
+        {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
     )
 
 

@@ -76,14 +76,14 @@ def lines(
     while not stopped():
         if not select.select([descriptor], (), (), POLL_S)[0]:
             continue  # check `stopped` again, so that a signal is noticed without input
-        found = os.read(descriptor, READ_BYTES)
-        if not found:
+        data = os.read(descriptor, READ_BYTES)
+        if not data:
             break
-        *whole, rest = (rest + found).split(end)
+        *complete, rest = (rest + data).split(end)
         if len(rest) > bytes_max:
             raise UsageError(E_TOO_BIG, f"a line is longer than the limit of {bytes_max} bytes")
-        if whole:
-            yield whole
+        if complete:
+            yield complete
     if rest:
         yield [rest]
 
@@ -97,24 +97,24 @@ def entry_of(line: bytes, number: int) -> PublishEntry:
     from ....transport.wire.codec import CHANNEL_HEADER
 
     try:
-        found = json.loads(line)
-        if not isinstance(found, dict):
+        fields = json.loads(line)
+        if not isinstance(fields, dict):
             raise TypeError("it is not a JSON object")
-        unknown = found.keys() - FIELDS
+        unknown = fields.keys() - FIELDS
         if unknown:
             raise TypeError(
                 f"unknown field {min(unknown)!r}; use body, key, tag and headers, or "
                 "body_base64, key_base64 and headers_base64 for bytes"
             )
-        body, key = _bytes_of(found, "body"), _bytes_of(found, "key")
+        body, key = _bytes_of(fields, "body"), _bytes_of(fields, "key")
         if body is None:
             raise TypeError("body or body_base64 is missing")
         tag, headers, encoded = (
-            found.get("tag"),
-            found.get("headers", {}),
-            found.get("headers_base64", {}),
+            fields.get("tag"),
+            fields.get("headers", {}),
+            fields.get("headers_base64", {}),
         )
-        only = found.get("only_channel")
+        only = fields.get("only_channel")
         if (
             not isinstance(tag, str | None)
             or not isinstance(only, str | None)
@@ -140,8 +140,8 @@ def entry_of(line: bytes, number: int) -> PublishEntry:
         ) from None
 
 
-def _bytes_of(found: Mapping[str, object], name: str) -> bytes | None:
-    text, encoded = found.get(name), found.get(f"{name}_base64")
+def _bytes_of(fields: Mapping[str, object], name: str) -> bytes | None:
+    text, encoded = fields.get(name), fields.get(f"{name}_base64")
     if text is not None and encoded is not None:
         raise TypeError(f"it has both {name} and {name}_base64; give one of them")
     if not isinstance(text, str | None) or not isinstance(encoded, str | None):
@@ -161,13 +161,13 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
 
     Raises `click.BadParameter` if one has no name or no `=`.
     """
-    found: dict[str, HeaderValue] = {}
+    headers: dict[str, HeaderValue] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise click.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--header")
-        found[name] = value
-    return found
+        headers[name] = value
+    return headers
 
 
 @click.command()
@@ -245,7 +245,7 @@ def pub(
     durably, until they are due; see `zsq delayed`.
     """
     from ....transport.client.blocking.client import Producer
-    from ....transport.client.core.lane import as_attributes, as_delay_ms
+    from ....transport.client.core.publish_arguments import as_attributes, as_delay_ms
     from ....transport.names import check_name
     from ....transport.wire.codec import CHANNEL_HEADER
 
@@ -277,8 +277,8 @@ def pub(
             _bar(source, body) as advance,
             Producer(url, timeout=timeout) as producer,
         ):
-            found: Iterator[tuple[int, Sequence[bytes | PublishEntry]]]
-            found = (
+            batches: Iterator[tuple[int, Sequence[bytes | PublishEntry]]]
+            batches = (
                 iter([(0, [os.fsencode(body)])])
                 if body is not None
                 else _read(
@@ -286,15 +286,17 @@ def pub(
                 )
             )
             try:
-                for size, messages in found:
+                for size, messages in batches:
                     for first in range(0, len(messages), batch):
-                        bodies, keys, tags, given = _columns(messages[first : first + batch], usual)
+                        bodies, keys, tags, header_column = _columns(
+                            messages[first : first + batch], usual
+                        )
                         receipt = producer.publish_many(
                             topic,
                             bodies,
                             keys=keys,
                             tags=tags,
-                            headers=given,
+                            headers=header_column,
                             delay=delay,
                             wait=False,
                         )
@@ -316,8 +318,10 @@ def pub(
             tell(answer | (_place(receipt) if receipt is not None and stored == 1 else {}))
         elif stored or sys.exception() is None:
             # After an error, this is printed only if messages were stored.
-            what = "1 message" if stored == 1 else f"{stored:,} messages"
-            click.echo(f"{what} {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
+            caption = "1 message" if stored == 1 else f"{stored:,} messages"
+            click.echo(
+                f"{caption} {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True
+            )
 
 
 def _read(
@@ -328,16 +332,16 @@ def _read(
     Messages before an invalid line are yielded before the error is raised.
     """
     number = 0
-    for found in lines(
+    for chunk in lines(
         descriptor, stopped, JSON_LINE_BYTES_MAX if from_json else MESSAGE_BYTES_LARGEST, end
     ):
-        size = sum(map(len, found)) + len(found)
+        size = sum(map(len, chunk)) + len(chunk)
         if not from_json:
-            yield size, found
+            yield size, chunk
             continue
         entries: list[PublishEntry] = []
         wrong: UsageError | None = None
-        for line in found:
+        for line in chunk:
             number += 1
             try:
                 entries += [entry_of(line, number)] if line.strip() else []
@@ -360,18 +364,18 @@ def _columns(messages: Sequence[bytes | PublishEntry], usual: PublishEntry) -> P
             _given([usual.headers] * count),
         )
     entries = cast("Sequence[PublishEntry]", messages)
-    keys = [usual.key if one.key is None else one.key for one in entries]
-    tags = [usual.tag if one.tag is None else one.tag for one in entries]
+    keys = [usual.key if entry.key is None else entry.key for entry in entries]
+    tags = [usual.tag if entry.tag is None else entry.tag for entry in entries]
     headers: list[Mapping[str, HeaderValue] | None] = [
-        {**(usual.headers or {}), **(one.headers or {})} or None for one in entries
+        {**(usual.headers or {}), **(entry.headers or {})} or None for entry in entries
     ]
     return PublishColumns(
-        [one.body for one in entries], _given(keys), _given(tags), _given(headers)
+        [entry.body for entry in entries], _given(keys), _given(tags), _given(headers)
     )
 
 
 def _given(column: list[_T | None]) -> list[_T | None] | None:
-    return column if any(one is not None for one in column) else None
+    return column if any(value is not None for value in column) else None
 
 
 def _place(receipt: Receipt) -> dict[str, int | str]:
@@ -395,7 +399,7 @@ def _bar(source: IO[bytes], body: str | None) -> Iterator[Callable[[int], None]]
         return
     total = None
     with contextlib.suppress(OSError, ValueError):
-        found = os.fstat(source.fileno())
-        total = found.st_size if stat.S_ISREG(found.st_mode) else None
+        status = os.fstat(source.fileno())
+        total = status.st_size if stat.S_ISREG(status.st_mode) else None
     with bar("publishing", total) as advance:
         yield advance

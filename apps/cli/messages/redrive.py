@@ -46,16 +46,22 @@ def selection(
     Return None if there is no condition. The conditions are those of the console's search, and the
     error.
     """
-    if all(one is None for one in (text, error, key, tag, header, field)):
+    if all(option is None for option in (text, error, key, tag, header, field)):
         return None
-    from ....actors.gateways.http.messages.matching import PAUSE, Undecoded, Wanted, matches, named
+    from ....actors.gateways.http.messages.matching import (
+        PAUSE,
+        SearchConditions,
+        Undecoded,
+        matches,
+        named,
+    )
     from ....transport.wire.dead_letter import ERROR
 
     for name, value in (("--text", text), ("--header", header), ("--field", field)):
         if value is not None and not value.isprintable():
             raise click.UsageError(f"{name} must be printable text, not {value[:40]!r}")
     try:
-        wanted = Wanted(
+        wanted = SearchConditions(
             text=text,
             key=None if key is None else os.fsencode(key),
             tag=None if tag is None else os.fsencode(tag),
@@ -79,7 +85,7 @@ def selection(
     return select
 
 
-class Run:
+class RedriveRun:
     """One run of the command. It sends requests and publishes.
 
     The plan records how many messages were sent to each place, and why others stay. A dry run sends
@@ -118,7 +124,7 @@ class Run:
         from ....transport.errors import NotFound, ZsqError
 
         before = self.plan.total
-        chosen = [one for one in messages if selected is None or one.offset in selected]
+        chosen = [letter for letter in messages if selected is None or letter.offset in selected]
         for route in self.plan.unknown(chosen):
             if self.dry_run:
                 self.plan.known(route)
@@ -172,15 +178,15 @@ class Run:
         )
 
     def report(self) -> list[str]:
-        found = [
+        texts = [
             f"{count:,} to {place.topic}"
             + (f", for channel {place.channel}" if place.channel else "")
             for place, count in self.plan.sent.items()
         ]
-        found += [f"{count:,} left: {why}" for why, count in self.plan.left.items()]
+        texts += [f"{count:,} left: {why}" for why, count in self.plan.left.items()]
         if self.plan.passed:
-            found.append(f"{self.plan.passed:,} not selected")
-        return [f"{line} (dry run)" if self.dry_run else line for line in found]
+            texts.append(f"{self.plan.passed:,} not selected")
+        return [f"{line} (dry run)" if self.dry_run else line for line in texts]
 
 
 @click.command()
@@ -271,9 +277,9 @@ def redrive(
         raise click.UsageError("give one of -n N, --all and --offset OFFSET")
     if discard and (not offsets or to or channel):
         raise click.UsageError("--discard needs --offset, and no target")
-    for name, what in ((dead_topic, "topic"), (to, "topic"), (channel, "channel")):
+    for name, kind in ((dead_topic, "topic"), (to, "topic"), (channel, "channel")):
         if name is not None:
-            check_name(name, what)
+            check_name(name, kind)
     select = selection(text, error, key, tag, header, field)
     if offsets and (select is not None or dry_run):
         raise click.UsageError("--offset names the dead letters: give no other condition")
@@ -283,17 +289,19 @@ def redrive(
             admin = stack.enter_context(Admin(url, timeout=timeout))
             # The statistics have the offsets. A `Reader` would need the permission to read all
             # messages of the topic.
-            found = whole_topic(admin.stats(dead_topic), dead_topic)
-            if found.parts:
-                first = found.parts[0]["topic_name"]
+            combined = whole_topic(admin.stats(dead_topic), dead_topic)
+            if combined.parts:
+                first = combined.parts[0]["topic_name"]
                 text = f"topic {dead_topic} has parts: redrive each of them, such as {first}"
                 raise UsageError(E_PARTS, text)
-            row = found.row
+            row = combined.row
             end = row["head"]
-            was_there = any(one["channel_name"] == CHANNEL for one in row["channels"])
+            was_there = any(
+                channel_row["channel_name"] == CHANNEL for channel_row in row["channels"]
+            )
             producer = stack.enter_context(Producer(url, timeout=timeout))
             plan = Redrive(to, channel, end, ready=ready, dry_run=dry_run)
-            run = Run(admin, producer, dead_topic, plan, select, dry_run)
+            run = RedriveRun(admin, producer, dead_topic, plan, select, dry_run)
             # If there are no dead letters, do not create a channel. It would keep all later ones.
             if not row["kept_count"]:
                 _tell(run, as_json)
@@ -343,16 +351,16 @@ def _say_unused(dead_topic: str) -> None:
 
 
 def _discard(admin: Admin, dead_topic: str, offsets: Sequence[int], as_json: bool) -> int:
-    found = admin.skip(dead_topic, CHANNEL, offsets)
-    others = len({*offsets}) - len(found)
+    skipped = admin.skip(dead_topic, CHANNEL, offsets)
+    others = len({*offsets}) - len(skipped)
     if as_json:
-        tell({"discarded": len(found), "left": others})
+        tell({"discarded": len(skipped), "left": others})
     else:
-        say(f"{len(found):,} discarded" + (f", {others:,} left: {SETTLED}" if others else ""))
+        say(f"{len(skipped):,} discarded" + (f", {others:,} left: {SETTLED}" if others else ""))
     return 1 if others else 0
 
 
-def _tell(run: Run, as_json: bool) -> None:
+def _tell(run: RedriveRun, as_json: bool) -> None:
     if as_json:
         sent = [
             {"topic": place.topic, "channel": place.channel, "messages": count}
@@ -372,7 +380,7 @@ def _tell(run: Run, as_json: bool) -> None:
 
 
 def drive(
-    run: Run,
+    run: RedriveRun,
     consumer: Consumer,
     count: int | None,
     stopping: Stopping,

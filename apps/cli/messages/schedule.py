@@ -83,8 +83,8 @@ def schedule_add(
     """
     from ....transport.client.blocking.client import Admin
 
-    given = click.get_current_context().get_parameter_source("source")
-    if body is not None and given is not click.core.ParameterSource.DEFAULT:
+    parameter_source = click.get_current_context().get_parameter_source("source")
+    if body is not None and parameter_source is not click.core.ParameterSource.DEFAULT:
         raise click.UsageError("BODY cannot be combined with --file; give one of them")
     payload = os.fsencode(body) if body is not None else source.read(SCHEDULE_BODY_BYTES_MAX + 1)
     if len(payload) > SCHEDULE_BODY_BYTES_MAX:
@@ -92,14 +92,14 @@ def schedule_add(
         raise UsageError(E_TOO_BIG, text)
     headers = given_headers(pairs)
     with Admin(url, timeout=timeout) as admin:
-        found = admin.schedule_add(
+        reply = admin.schedule_add(
             topic, name, cron, payload, timezone=timezone, missed=missed, key=key, tag=tag,
             headers=headers,
         )  # fmt: skip
     if as_json:
-        tell({"topic": topic, "name": name, **found})
+        tell({"topic": topic, "name": name, **reply})
     else:
-        click.echo(f"schedule {name} is added; the first due time is {_when(found['next_due_ns'])}")
+        click.echo(f"schedule {name} is added; the first due time is {_when(reply['next_due_ns'])}")
 
 
 @schedule.command("list")
@@ -175,15 +175,15 @@ def schedule_set(
     if source is not None:
         payload = source.read(SCHEDULE_BODY_BYTES_MAX + 1)
     with Admin(url, timeout=timeout) as admin:
-        found = admin.schedule_set(
+        reply = admin.schedule_set(
             topic, name, cron=cron, body=payload, timezone=timezone, missed=missed, tag=tag,
             headers=given_headers(pairs) or None,
         )  # fmt: skip
     if as_json:
-        tell({"topic": topic, "name": name, **found})
+        tell({"topic": topic, "name": name, **reply})
     else:
         click.echo(
-            f"schedule {name} is changed; the next due time is {_when(found['next_due_ns'])}"
+            f"schedule {name} is changed; the next due time is {_when(reply['next_due_ns'])}"
         )
 
 

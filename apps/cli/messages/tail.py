@@ -138,7 +138,9 @@ def tail(
             reader = Reader(name, url=url, timeout=timeout, patient=follow, on_data_loss="ignore")
             shown = matching(wanted, objects_from(name, addresses) if as_json else bodies_from)
             begin = beginning(where, last)
-            logs.append(Log(name, stack.enter_context(reader), begin, shown, is_part=bool(parts)))
+            logs.append(
+                TailedLog(name, stack.enter_context(reader), begin, shown, is_part=bool(parts))
+            )
         follow_logs(logs, sys.stdout.buffer, count, stopping, follow)
     lost = sum(log.lost for log in logs)
     if not lost:
@@ -184,7 +186,7 @@ def beginning(where: Any, last: int | None = None) -> Begin:
 
 
 @dataclass(slots=True)
-class Log:
+class TailedLog:
     """A topic or a part, and where it is read on.
 
     `offset` is -1, and `end` is not known, before its broker has answered. `end`: the head at that
@@ -217,10 +219,10 @@ class Log:
 
     def lines(self, block: Block, follow: bool) -> list[bytes]:
         """Return the lines of a block, without `follow` only those before the end."""
-        found = self.shown(block, self.offset)[: None if follow else max(0, self.end - self.offset)]
-        return [line for line in found if line is not None]
+        rows = self.shown(block, self.offset)[: None if follow else max(0, self.end - self.offset)]
+        return [line for line in rows if line is not None]
 
-    def step_over(self, found: Fetched, stop: int, follow: bool) -> None:
+    def step_over(self, fetched: Fetched, stop: int, follow: bool) -> None:
         """Continue at `stop`, and print which messages before it are missing.
 
         Messages that retention had removed before the command began are not counted as lost.
@@ -228,17 +230,17 @@ class Log:
         from ....transport.client.core.message import missing_in
 
         end = stop if follow else min(stop, self.end)
-        for missing in missing_in(found, self.offset or found.start, end):
+        for missing in missing_in(fetched, self.offset or fetched.start, end):
             self.ranges += 1
             if self.ranges <= RANGES_SHOWN:
                 say(f"zsq: {missing.text(self.name)}", err=True)
-            if self.is_begun or missing.first >= found.start:
+            if self.is_begun or missing.first >= fetched.start:
                 self.lost += missing.stop - missing.first
         self.offset = max(self.offset, stop)
 
 
 def follow_logs(
-    logs: Sequence[Log], out: IO[bytes], count: int | None, stopping: Stopping, follow: bool
+    logs: Sequence[TailedLog], out: IO[bytes], count: int | None, stopping: Stopping, follow: bool
 ) -> None:
     """Write messages until `count`, a signal, a broken pipe, or (without `follow`) the end."""
     # A signal interrupts a wait for the broker at once, but never the writing of a line.
@@ -247,7 +249,7 @@ def follow_logs(
 
 
 def _follow(
-    logs: Sequence[Log], out: IO[bytes], count: int | None, stopping: Stopping, follow: bool
+    logs: Sequence[TailedLog], out: IO[bytes], count: int | None, stopping: Stopping, follow: bool
 ) -> None:
     left = sys.maxsize if count is None else count
     while left and not stopping.is_set() and not pipe_broken(out):
@@ -277,13 +279,13 @@ def _follow(
             stopping.wait(FOLLOW_S)
 
 
-def _fetched(log: Log, stopping: Stopping, follow: bool) -> Fetched | None:
+def _fetched(log: TailedLog, stopping: Stopping, follow: bool) -> Fetched | None:
     """Read on. Return None for a part whose broker is away, if the others are followed."""
     if log.away_s > time.monotonic():
         return None
     try:
         with stopping.interruptible():
-            found = log.fetch()
+            fetched = log.fetch()
     except (BrokerUnreachable, Refused) as error:
         if not log.is_part or not follow:
             raise
@@ -294,7 +296,7 @@ def _fetched(log: Log, stopping: Stopping, follow: bool) -> Fetched | None:
     if log.away_s:
         say(f"zsq: {log.name} is read again", err=True)
         log.away_s = 0.0
-    return found
+    return fetched
 
 
 def bodies_from(block: Block, offset: int) -> list[bytes]:
@@ -325,8 +327,8 @@ def objects_from(topic: str, addresses: bool = False) -> Shown:
         first = max(0, offset - block.first_offset)
         messages = [message_at(topic, block, index) for index in range(first, block.count)]
         return [
-            json.dumps(as_object(one, one.only_channel if addresses else None)).encode()
-            for one in messages
+            json.dumps(as_object(message, message.only_channel if addresses else None)).encode()
+            for message in messages
         ]
 
     return lines

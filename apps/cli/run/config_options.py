@@ -19,7 +19,7 @@ from typing import Any, Final
 import click
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
-from ..quantities import BoundedSeconds, BoundedSize, Count, Seconds, Size
+from ..quantities import BoundedSeconds, BoundedSize, Count, Seconds, SizeType
 from .option_table import PREFIX, SECRETS, key, table_options
 
 CONFIG: Final = "ZSQ_CONFIG"
@@ -271,7 +271,7 @@ def kind(option: click.Option) -> tuple[tuple[type, ...], str]:
         )
     elif isinstance(of, BoundedSize):
         types, words = (str, int), f'a size such as "500MB", or a number of bytes ({of.bounds})'
-    elif isinstance(of, Size):
+    elif isinstance(of, SizeType):
         types, words = (str, int), 'a size such as "500MB", "10GiB", or a number of bytes'
     elif isinstance(of, Count):
         types, words = (str, int), 'a whole number, or "none"'

@@ -55,7 +55,7 @@ _NUMBER: Final = Value("N", Count())
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OptionRow:
     """The row of an option.
 
     `live` options are reloaded by SIGHUP (actors/supervisor/reloading.py). The others need a
@@ -73,7 +73,7 @@ class Row:
 
 def _row(default: _T, value: Value, help: str, **columns: Any) -> _T:
     """Declare an option with its row. An option with the default () may be repeated."""
-    found: _T = field(default=default, metadata={"row": Row(value, help, **columns)})
+    found: _T = field(default=default, metadata={"row": OptionRow(value, help, **columns)})
     return found
 
 
@@ -406,7 +406,9 @@ class GivenOptions:
         return cls(**found)
 
 
-ROWS: Final[Mapping[str, Row]] = {one.name: one.metadata["row"] for one in fields(GivenOptions)}
+ROWS: Final[Mapping[str, OptionRow]] = {
+    one.name: one.metadata["row"] for one in fields(GivenOptions)
+}
 RELOADABLE: Final = frozenset(name for name, row in ROWS.items() if row.live)
 
 
@@ -422,7 +424,7 @@ def table_options(*, needs_data_dir: bool) -> list[click.Option]:
     return found
 
 
-def _option(name: str, default: object, row: Row) -> click.Option:
+def _option(name: str, default: object, row: OptionRow) -> click.Option:
     more: dict[str, Any] = (
         {"default": default, "show_default": default != ""}
         if isinstance(default, str | int)

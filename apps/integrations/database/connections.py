@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from ....transport.errors import E_BAD_ARGUMENT, E_UNSUPPORTED, UsageError
 
 __all__ = [
-    "Connection",
+    "DatabaseConnection",
     "Dialect",
     "bytes_of",
     "check_begun",
@@ -35,7 +35,7 @@ _MARKERS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric": ":
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}", re.ASCII)
 
 
-class Connection(Protocol):
+class DatabaseConnection(Protocol):
     """A connection of a DB-API 2.0 driver."""
 
     def cursor(self) -> Any: ...
@@ -138,7 +138,7 @@ def transaction(db: Any) -> Iterator[None]:
     db.execute("COMMIT") if kind == SQLITE else db.commit()
 
 
-def check_begun(db: Any, what: str) -> None:
+def check_begun(db: Any, operation: str) -> None:
     """Raise `UsageError` if the connection would commit the next statement at once.
 
     Then the note of a message would be committed before its work. If the work failed, the message
@@ -156,7 +156,7 @@ def check_begun(db: Any, what: str) -> None:
         alone = False
     if alone:
         how = 'db.execute("begin")' if kind == SQLITE else "with db.transaction():"
-        text = f"{what} needs a transaction, and this connection commits each statement"
+        text = f"{operation} needs a transaction, and this connection commits each statement"
         text = f"{text}; begin one first, such as by `{how}`"
         raise UsageError(E_BAD_ARGUMENT, text)
 

@@ -27,7 +27,7 @@ from ....transport.names import part_name
 from .connections import (
     POSTGRES,
     SQLITE,
-    Connection,
+    DatabaseConnection,
     check_begun,
     dialect_of,
     execute,
@@ -84,7 +84,7 @@ class Inbox:
     def __init__(self, table: str = "zsq_inbox") -> None:
         self.table = identifier(table)
 
-    def create(self, db: Connection) -> None:
+    def create(self, db: DatabaseConnection) -> None:
         """Create the table if it does not exist. For other databases, see docs/databases.md."""
         with transaction(db):
             execute(
@@ -94,7 +94,7 @@ class Inbox:
                 "primary key (source, id))",
             )
 
-    def take(self, db: Connection, message: Received, *, id: str | None = None) -> bool:
+    def take(self, db: DatabaseConnection, message: Received, *, id: str | None = None) -> bool:
         """Note the message in the current transaction. Return False if it was handled before.
 
         If the transaction is rolled back, so is the note. While another transaction handles the
@@ -122,7 +122,7 @@ class Inbox:
         execute(db, insert, values)
         return True
 
-    def clean(self, db: Connection, keep: timedelta = KEPT) -> int:
+    def clean(self, db: DatabaseConnection, keep: timedelta = KEPT) -> int:
         """Remove the ids of messages that were handled longer ago, and return their number.
 
         A message that is delivered again after this time is handled again. So `keep` must be longer
@@ -165,7 +165,7 @@ class Positions:
         self.start = start
         self.table = identifier(table)
 
-    def create(self, db: Connection) -> None:
+    def create(self, db: DatabaseConnection) -> None:
         """Create the table if it does not exist."""
         with transaction(db):
             execute(
@@ -176,7 +176,7 @@ class Positions:
             )
 
     def read(
-        self, db: Connection, reader: Reader, *, count: int = COUNT, skip_lost: bool = False
+        self, db: DatabaseConnection, reader: Reader, *, count: int = COUNT, skip_lost: bool = False
     ) -> Iterator[StoredMessage]:
         """Return the next messages, at most `count`, and move the position in this transaction.
 
@@ -200,13 +200,13 @@ class Positions:
             execute(db, move, (after, self.name, reader.topic))
         return iter(messages)
 
-    def position(self, db: Connection, topic: str) -> int | None:
+    def position(self, db: DatabaseConnection, topic: str) -> int | None:
         """Return the next offset of a topic or a part (`clicks#3`), or None for a new reader."""
-        asked = f"select next_offset from {self.table} where reader = ? and log = ?"
-        found = execute(db, asked, (self.name, topic)).fetchone()
-        return None if found is None else int(found[0])
+        query = f"select next_offset from {self.table} where reader = ? and log = ?"
+        row = execute(db, query, (self.name, topic)).fetchone()
+        return None if row is None else int(row[0])
 
-    def _locked(self, db: Connection, reader: Reader, skip_lost: bool) -> int:
+    def _locked(self, db: DatabaseConnection, reader: Reader, skip_lost: bool) -> int:
         """Lock the row, and create it for a new reader. Return the position."""
         place = (self.name, reader.topic)
         # An update locks the row in every database. `select for update` does not exist in all.
@@ -218,8 +218,8 @@ class Positions:
             insert = f"insert into {self.table} (reader, log, uuid, next_offset)"
             execute(db, f"{insert} values (?, ?, ?, ?)", (*place, uuid, int(first)))
             return int(first)
-        asked = f"select uuid, next_offset from {self.table} where reader = ? and log = ?"
-        known, offset = execute(db, asked, place).fetchone()
+        query = f"select uuid, next_offset from {self.table} where reader = ? and log = ?"
+        known, offset = execute(db, query, place).fetchone()
         if text_of(known) == uuid:
             return int(offset)
         if not skip_lost:
@@ -241,13 +241,13 @@ def _next(
     """Return up to `count` messages from `offset` on, and the offset at which to continue."""
     messages: list[StoredMessage] = []
     while len(messages) < count:
-        found = reader.read(offset)
-        if offset > found.head:  # the broker was restored to an earlier state
-            why = f"the topic now ends at offset {found.head}"
-            _check_missing(reader, [Missing(found.head, offset, why)], skip_lost)
-            return messages, found.head
-        for block in found.blocks:
-            before = missing_in(found, offset, max(offset, block.first_offset))
+        fetched = reader.read(offset)
+        if offset > fetched.head:  # the broker was restored to an earlier state
+            why = f"the topic now ends at offset {fetched.head}"
+            _check_missing(reader, [Missing(fetched.head, offset, why)], skip_lost)
+            return messages, fetched.head
+        for block in fetched.blocks:
+            before = missing_in(fetched, offset, max(offset, block.first_offset))
             _check_missing(reader, before, skip_lost)
             first = max(0, offset - block.first_offset)
             stop = min(block.count, first + count - len(messages))
@@ -255,10 +255,10 @@ def _next(
             offset = block.first_offset + stop
             if len(messages) >= count:
                 return messages, offset
-        if found.next_offset <= offset:
+        if fetched.next_offset <= offset:
             break
-        _check_missing(reader, missing_in(found, offset, found.next_offset), skip_lost)
-        offset = found.next_offset
+        _check_missing(reader, missing_in(fetched, offset, fetched.next_offset), skip_lost)
+        offset = fetched.next_offset
     return messages, offset
 
 

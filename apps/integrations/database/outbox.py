@@ -39,8 +39,9 @@ from typing import Any, Final, NamedTuple, Self
 from ....transport.block.block import MESSAGE_BYTES_MAX, Block
 from ....transport.client.blocking.client import Reader
 from ....transport.client.blocking.stage_writer import StageCommitter, StageWriter
-from ....transport.client.core.lane import as_attributes, as_body, as_delay_ms, pack_many
 from ....transport.client.core.message import Delay
+from ....transport.client.core.packing import pack_many
+from ....transport.client.core.publish_arguments import as_attributes, as_body, as_delay_ms
 from ....transport.errors import E_BAD_ARGUMENT, E_TOO_BIG, NotFound, UsageError
 from ....transport.names import part_name
 from ....transport.wire.address import DefaultTimeout
@@ -51,7 +52,7 @@ from ....transport.wire.spread import HasParts, parts_of_keys
 from .connections import (
     POSTGRES,
     SQLITE,
-    Connection,
+    DatabaseConnection,
     bytes_of,
     dialect_of,
     execute,
@@ -107,7 +108,7 @@ class Outbox:
         self.state = f"{table}_state"
         self.message_bytes_max = message_bytes_max
 
-    def create(self, db: Connection) -> None:
+    def create(self, db: DatabaseConnection) -> None:
         """Create the tables if they do not exist, in SQLite or PostgreSQL.
 
         A table of an earlier version gets the column that it lacks. For other databases, create
@@ -148,7 +149,7 @@ class Outbox:
 
     def put(
         self,
-        db: Connection,
+        db: DatabaseConnection,
         topic: str,
         body: bytes,
         *,
@@ -183,13 +184,13 @@ class Outbox:
             (topic, key_bytes, tag, packed, payload, due_ns),
         )
 
-    def waiting(self, db: Connection) -> int:
+    def waiting(self, db: DatabaseConnection) -> int:
         """Return the number of messages that are not in their topics yet, also delayed ones."""
         return int(execute(db, f"select count(*) from {self.table}").fetchone()[0])
 
     def drain(
         self,
-        db: Connection,
+        db: DatabaseConnection,
         *,
         url: Url = None,
         count: int = COUNT,
@@ -210,7 +211,7 @@ class Outbox:
 
     def run(
         self,
-        db: Connection,
+        db: DatabaseConnection,
         stopped: Callable[[float], bool],
         *,
         pause_s: float = 0.5,
@@ -232,7 +233,7 @@ class Outbox:
                 if stopped(pause_s):
                     return
 
-    def renew(self, db: Connection) -> None:
+    def renew(self, db: DatabaseConnection) -> None:
         """Begin a new series of batches. Call this after the database was restored from a backup.
 
         Otherwise the numbers of batches repeat, and the broker would take new messages for old
@@ -244,7 +245,9 @@ class Outbox:
 
     # The three steps
 
-    def _drain(self, db: Connection, broker: _Broker, count: int, batches: int | None) -> int:
+    def _drain(
+        self, db: DatabaseConnection, broker: _Broker, count: int, batches: int | None
+    ) -> int:
         if not 1 <= count <= COUNT_MAX:
             raise UsageError(E_BAD_ARGUMENT, f"count must be 1 to {COUNT_MAX}, not {count}")
         total = done = 0
@@ -256,27 +259,29 @@ class Outbox:
             done += 1
         return total
 
-    def _state(self, db: Connection) -> tuple[str, int]:
+    def _state(self, db: DatabaseConnection) -> tuple[str, int]:
         row = execute(db, f"select app, batch from {self.state}").fetchone()
         if row is None:
             text = f"table {self.state} is empty; call Outbox.create once"
             raise UsageError(E_BAD_ARGUMENT, text)
         return text_of(row[0]), int(row[1])
 
-    def _batch(self, db: Connection) -> tuple[str, int] | None:
+    def _batch(self, db: DatabaseConnection) -> tuple[str, int] | None:
         """Return the name of the outbox and the number of the batch that is not done, if any."""
         with transaction(db):
-            asked = f"select max(batch) from {self.table} where batch is not null"
-            number = execute(db, asked).fetchone()[0]
+            query = f"select max(batch) from {self.table} where batch is not null"
+            number = execute(db, query).fetchone()[0]
             return None if number is None else (self._state(db)[0], int(number))
 
-    def _new_batch(self, db: Connection, broker: _Broker, count: int) -> tuple[str, int] | None:
+    def _new_batch(
+        self, db: DatabaseConnection, broker: _Broker, count: int
+    ) -> tuple[str, int] | None:
         """Make the oldest rows that are due a batch. Return None if there are none."""
         with transaction(db):
-            found = self._due(db, "topic, id", 1)
-        if not found:
+            due = self._due(db, "topic, id", 1)
+        if not due:
             return None
-        first = found[0]
+        first = due[0]
         topic = text_of(first[0])
         try:
             check_stage_topic(topic)
@@ -301,7 +306,7 @@ class Outbox:
             # There may be none any more: another process has published them in the meantime.
             return app, number
 
-    def _due(self, db: Connection, columns: str, count: int, *topics: str) -> list[Any]:
+    def _due(self, db: DatabaseConnection, columns: str, count: int, *topics: str) -> list[Any]:
         """Return the oldest rows that are due, at most `count`, by id.
 
         There is a part for each range of the index, because together a database might read all
@@ -309,15 +314,15 @@ class Outbox:
         """
         rows = f"select {columns} from {self.table} where"
         topic = "topic = ? and" if topics else ""
-        asked = (
+        query = (
             f"select * from ({rows} {topic} due_ns = 0 order by id limit ?) as undelayed union all "
             f"select * from ({rows} {topic} due_ns > 0 and due_ns <= ? "
             "order by due_ns, id limit ?) as due order by id limit ?"
         )
         values = (*topics, count, *topics, time.time_ns(), count, count)
-        return list(execute(db, asked, values).fetchall())
+        return list(execute(db, query, values).fetchall())
 
-    def _oldest(self, db: Connection, topic: str, count: int) -> list[_Row]:
+    def _oldest(self, db: DatabaseConnection, topic: str, count: int) -> list[_Row]:
         rows: list[_Row] = []
         size = 0
         for id, key, length in self._due(db, "id, message_key, length(body) as size", count, topic):
@@ -327,12 +332,12 @@ class Outbox:
             rows.append(_Row(int(id), None if key is None else bytes_of(key)))
         return rows
 
-    def _publish(self, db: Connection, broker: _Broker, app: str, number: int) -> int:
+    def _publish(self, db: DatabaseConnection, broker: _Broker, app: str, number: int) -> int:
         """Send the batch, and delete its rows. Return the number of its messages."""
         columns = "log, message_key, tag, headers, body, id"
-        asked = f"select {columns} from {self.table} where batch = ? order by id"
+        query = f"select {columns} from {self.table} where batch = ? order by id"
         with transaction(db):
-            rows = execute(db, asked, (number,)).fetchall()
+            rows = execute(db, query, (number,)).fetchall()
         logs: dict[str, list[Sequence[Any]]] = {}
         for row in rows:
             logs.setdefault(text_of(row[0]), []).append(row)
@@ -391,14 +396,14 @@ class _Broker:
             keys = None
 
         def sorted_rows(rows: Sequence[_Row], number: int) -> dict[str, list[int]]:
-            found: dict[str, list[int]] = {}
+            ids: dict[str, list[int]] = {}
             for row in rows:
                 log = topic
                 if keys is not None:
                     turn = keys.open[number % len(keys.open)]
                     log = part_name(topic, turn if row.key is None else keys.of(row.key))
-                found.setdefault(log, []).append(row.id)
-            return found
+                ids.setdefault(log, []).append(row.id)
+            return ids
 
         return sorted_rows
 
@@ -422,8 +427,8 @@ def _blocks(rows: Sequence[Sequence[Any]]) -> Iterator[Block]:
     headers = [_headers(row[3]) for row in rows]
     return pack_many(
         [bytes_of(row[4]) for row in rows],
-        keys if any(one is not None for one in keys) else None,
-        tags if any(one is not None for one in tags) else None,
+        keys if any(value is not None for value in keys) else None,
+        tags if any(value is not None for value in tags) else None,
         headers if any(headers) else None,
     )
 
@@ -433,13 +438,13 @@ def _headers(packed: Any) -> dict[str, HeaderText] | None:
     if packed is None:
         return None
     try:
-        found = json.loads(text_of(packed))
+        headers = json.loads(text_of(packed))
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        headers = None
+    if not isinstance(headers, dict):
         text = f"its headers are not a JSON object: {text_of(packed)!r:.60}"
         raise UsageError(E_BAD_ARGUMENT, text)
-    return found
+    return headers
 
 
 def _of_rows(error: UsageError, rows: Sequence[Sequence[Any]]) -> UsageError:

@@ -145,10 +145,10 @@ class Bindings:
 
     def _records(self) -> Iterable[dict[str, Any]]:
         while True:
-            found = self._reader.read(max(self._next, 0))
-            if not found.blocks:
+            fetched = self._reader.read(max(self._next, 0))
+            if not fetched.blocks:
                 return
-            for block in found.blocks:
+            for block in fetched.blocks:
                 first = max(self._next - block.first_offset, 0)
                 for index in range(first, block.count):
                     change = change_of(block.body.value(index) or b"")
@@ -156,7 +156,7 @@ class Bindings:
                         self._warn(block.first_offset + index)
                     else:
                         yield change
-            self._next = found.next_offset
+            self._next = fetched.next_offset
 
     def _warn(self, offset: int) -> None:
         """Warn about the first message that another program has put into the topic."""
@@ -175,7 +175,7 @@ class Bindings:
         elif (deleted := record.get("delete")) is not None:
             self._queues.discard(deleted)
             for exchange, bindings in self._bound.items():
-                self._bound[exchange] = {one for one in bindings if one[1] != deleted}
+                self._bound[exchange] = {binding for binding in bindings if binding[1] != deleted}
         elif (noted := record.get("memory")) is not None:
             self._in_memory.add(noted)
         elif (bound := record.get("bind")) is not None:

@@ -29,7 +29,7 @@ from ....transport.reports import TopicStats
 from ....transport.whole_topic import whole_topic
 from ..naming import CHANNEL
 from ..queues import SETTINGS
-from ..source import Held, Source
+from ..source import ConsumerThread, Held
 from .names import exchange_topic, key_of, level_of, queue_topic, tag_of
 from .patterns import pattern_of
 
@@ -143,7 +143,7 @@ def refuse(held: Held, error: Exception) -> None:
 class Binding:
     """A queue in memory that is bound to an exchange. It receives from the start."""
 
-    def __init__(self, exchange: str, kind: str, routing_key: str, source: Source) -> None:
+    def __init__(self, exchange: str, kind: str, routing_key: str, source: ConsumerThread) -> None:
         self.exchange = exchange
         self.kind = kind
         self.routing_key = routing_key
@@ -184,11 +184,13 @@ class Channel(virtual.Channel):
         self._levels = steps if self.highest_priority == 0 else steps[::-1]
         self._tags = count(1)
         self._held: dict[str, Held] = {}
-        self._sources: dict[str, dict[int, Source]] = {}  # of durable queues, by level
-        self._getters: dict[tuple[str, int], Source] = {}  # by queue and level
+        self._sources: dict[str, dict[int, ConsumerThread]] = {}  # of durable queues, by level
+        self._getters: dict[tuple[str, int], ConsumerThread] = {}  # by queue and level
         # Levels that had messages when their consumer began, and until when it waits for them.
         self._awaited: dict[tuple[str, int], float] = {}
-        self._ending: list[Source] = []  # of cancelled consumers that have unanswered messages
+        self._ending: list[
+            ConsumerThread
+        ] = []  # of cancelled consumers that have unanswered messages
         self._on_message: dict[str, tuple[Callable[[Any], None], bool]] = {}
         self._turn = 0
 
@@ -229,8 +231,8 @@ class Channel(virtual.Channel):
 
     def _in_memory(self, queue: str) -> list[Binding]:
         """Return what the queue gets from topics in memory."""
-        found: list[Binding] = self.connection.in_memory.get(queue, [])
-        return found
+        bindings: list[Binding] = self.connection.in_memory.get(queue, [])
+        return bindings
 
     def queue_bind(
         self,
@@ -259,11 +261,13 @@ class Channel(virtual.Channel):
     ) -> None:
         exchange = exchange or "amq.direct"
         bound = self._in_memory(queue)
-        for one in [
-            one for one in bound if (one.exchange, one.routing_key) == (exchange, routing_key)
+        for binding in [
+            binding
+            for binding in bound
+            if (binding.exchange, binding.routing_key) == (exchange, routing_key)
         ]:
-            bound.remove(one)
-            one.source.close()
+            bound.remove(binding)
+            binding.source.close()
         self.link.bindings.unbind(exchange, routing_key or "", queue)
 
     def list_bindings(self) -> Iterator[tuple[str, str, str]]:
@@ -295,9 +299,9 @@ class Channel(virtual.Channel):
 
     def _topics(self, queue: str) -> dict[int, str]:
         """Return the topics of a durable queue that exist, by level. The most urgent is first."""
-        found = {base_of(name) for name in self.link.admin.topics()}
+        existing = {base_of(name) for name in self.link.admin.topics()}
         names = {level: queue_topic(self.prefix, queue, level) for level in self._levels}
-        return {level: name for level, name in names.items() if name in found}
+        return {level: name for level, name in names.items() if name in existing}
 
     def _rows(self, topics: Iterable[str]) -> Iterator[tuple[str, TopicStats]]:
         """Return each of these topics with its statistics, if it still exists."""
@@ -314,7 +318,7 @@ class Channel(virtual.Channel):
 
     def _size(self, queue: str) -> int:
         """Return how many messages wait. Those of workers, and delayed ones, do not count."""
-        arrived = sum(one.source.arrived for one in self._in_memory(queue))
+        arrived = sum(binding.source.arrived for binding in self._in_memory(queue))
         if self._is_transient(queue):
             return arrived
         topics = self._topics(queue).values()
@@ -464,9 +468,9 @@ class Channel(virtual.Channel):
         topic = queue_topic(self.prefix, queue, level)
         self._sources[queue][level] = self._source(topic, self._ready())
 
-    def _source(self, topic: str, ready: int) -> Source:
+    def _source(self, topic: str, ready: int) -> ConsumerThread:
         self.link.make_queue(topic, works=True)
-        source: Source = self.connection.open_source(topic, CHANNEL, ready, **SETTINGS)
+        source: ConsumerThread = self.connection.open_source(topic, CHANNEL, ready, **SETTINGS)
         return source
 
     def open_new_levels(self) -> None:
@@ -492,7 +496,7 @@ class Channel(virtual.Channel):
             source.set_ready(self._ready())
         self.connection.wake()
 
-    def _queue_sources(self) -> Iterator[Source]:
+    def _queue_sources(self) -> Iterator[ConsumerThread]:
         for sources in self._sources.values():
             yield from sources.values()
 
@@ -531,7 +535,7 @@ class Channel(virtual.Channel):
                 held.finish()
         return None
 
-    def _usable(self, source: Source) -> Held | None:
+    def _usable(self, source: ConsumerThread) -> Held | None:
         """Return the next message of a source. Raises the broker's refusal."""
         if source.error is not None:
             error, source.error = source.error, None

@@ -1,4 +1,4 @@
-"""Link: the clients of one broker that all connections of a process share.
+"""SharedClients: the clients of one broker that all connections of a process share.
 
 Kombu opens a connection for each thread that publishes, and for each remote-control command. A
 producer of ZSQ serves all threads, so the connections share it. It is closed with the last of them.
@@ -24,12 +24,12 @@ from ....transport.wire.addresses import Url, parse_all
 from ....transport.wire.credentials import KeyFile
 from ..naming import legal
 from ..queues import make_queue
-from ..source import Work
+from ..source import OpenWork
 from .bindings import TOPIC, Bindings
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BrokerPlace:
     """A broker, the options of its clients, and the prefix of its topics."""
 
     url: Url
@@ -45,15 +45,15 @@ class Place:
 
 
 @dataclass(slots=True)
-class Link:
+class SharedClients:
     """The shared clients. `known`: the topics of queues that exist for certain."""
 
-    place: Place
+    place: BrokerPlace
     producer: Producer
     admin: Admin
     reader: Reader
     bindings: Bindings
-    work: Work
+    work: OpenWork
     known: set[str] = field(default_factory=set)
     users: int = 0
     is_late: bool = False  # the last publish was not confirmed in time, and its caller knows it
@@ -100,8 +100,8 @@ class Link:
             self.reader.close()
 
 
-_links: dict[tuple[int, str], Link] = {}
-_works: dict[str, Work] = {}  # by place; they stay when Celery opens its connection again
+_links: dict[tuple[int, str], SharedClients] = {}
+_works: dict[str, OpenWork] = {}  # by place; they stay when Celery opens its connection again
 _lock = threading.Lock()
 
 
@@ -114,7 +114,7 @@ def _after_fork() -> None:
 after_fork(_after_fork)
 
 
-def open_link(place: Place, timeout_s: float, others: bool) -> Link:
+def open_link(place: BrokerPlace, timeout_s: float, others: bool) -> SharedClients:
     """Return the link to this place. Raises `BrokerUnreachable` if a new one gets no answer.
 
     With `others`, Kombu has more URLs to try. Its time limit for all of them is that of one
@@ -136,7 +136,7 @@ def open_link(place: Place, timeout_s: float, others: bool) -> Link:
     return link
 
 
-def _check_listens(place: Place, timeout_s: float) -> None:
+def _check_listens(place: BrokerPlace, timeout_s: float) -> None:
     """Raise `BrokerUnreachable` if all addresses of this place refuse a TCP connection."""
     addresses = parse_all(place.url, place.key_file, place.transport)
     for address in addresses.each:
@@ -152,23 +152,23 @@ def _check_listens(place: Place, timeout_s: float) -> None:
     raise BrokerUnreachable(E_TIMEOUT, f"nothing listens at {addresses.url}")
 
 
-def _make(place: Place) -> Link:
+def _make(place: BrokerPlace) -> SharedClients:
     producer = Producer(linger_ms=place.linger_ms, timeout=place.publish_timeout_s, **place.client)
     admin = Admin(timeout=place.publish_timeout_s, **place.client)
     topic = legal(f"{place.prefix}{TOPIC}", 64)
     reader = Reader(topic, **place.client)
     bindings = Bindings(producer, admin, reader, topic)
-    work = _works.setdefault(repr(place), Work())
-    return Link(place, producer, admin, reader, bindings, work)
+    work = _works.setdefault(repr(place), OpenWork())
+    return SharedClients(place, producer, admin, reader, bindings, work)
 
 
-def close_link(link: Link) -> None:
+def close_link(link: SharedClients) -> None:
     """Let go of the link. The last user closes it."""
     with _lock:
         link.users -= 1
         last = link.users == 0
         if last:
-            for key in [key for key, one in _links.items() if one is link]:
+            for key in [key for key, known in _links.items() if known is link]:
                 del _links[key]
     if last:
         link.close()

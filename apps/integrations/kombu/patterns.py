@@ -14,7 +14,7 @@ ANY_WORD: Final = "*"
 ANY_WORDS: Final = "#"
 
 
-class Pattern:
+class TopicPattern:
     """The states of a pattern's words, as the bits of numbers.
 
     Bit i of `states` is set if the words of the pattern before word i match those of the key that
@@ -54,6 +54,6 @@ class Pattern:
 
 
 @lru_cache(1000)
-def pattern_of(routing_key: str) -> Pattern:
+def pattern_of(routing_key: str) -> TopicPattern:
     """Return the pattern that a queue is bound with. The newest ones are kept."""
-    return Pattern(routing_key)
+    return TopicPattern(routing_key)

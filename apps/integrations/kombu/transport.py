@@ -19,9 +19,9 @@ from ....transport.errors import BrokerUnreachable, LeaseLost, NotFound, Refused
 from ....transport.system import Waker, wait_readable
 from ....transport.wire.address import tcp_endpoint
 from ..naming import check_lease
-from ..source import Source
+from ..source import ConsumerThread
 from .channel import READY, Binding, Channel
-from .link import Place, close_link, open_link
+from .link import BrokerPlace, close_link, open_link
 from .names import binding_channel, exchange_topic, tag_of
 
 log = logging.getLogger("zsq")
@@ -73,7 +73,7 @@ class Transport(virtual.Transport):
         self._looked_s = self._levels_s = 0.0
 
     @property
-    def place(self) -> Place:
+    def place(self) -> BrokerPlace:
         info, options = self.client, self.client.transport_options
         if info.userid or info.password:
             raise UsageError(
@@ -84,7 +84,7 @@ class Transport(virtual.Transport):
         prefix = (info.virtual_host or "").strip("/")
         host, port = info.hostname or "127.0.0.1", info.port or PORT
         url = options.get("url") or tcp_endpoint(host, port)
-        return Place(
+        return BrokerPlace(
             url,
             options.get("key_file"),
             options.get("transport"),
@@ -146,14 +146,16 @@ class Transport(virtual.Transport):
 
     # Sources
 
-    def open_source(self, topic: str, channel: str, ready: int, **settings: Any) -> Source:
+    def open_source(self, topic: str, channel: str, ready: int, **settings: Any) -> ConsumerThread:
         consumer = self.link.consumer(topic, channel, ready, self.lease_s, **settings)
-        return Source(consumer, ready, self.lease_s, self.wake, self.link.work).start()
+        return ConsumerThread(consumer, ready, self.lease_s, self.wake, self.link.work).start()
 
     def bind_in_memory(self, queue: str, exchange: str, kind: str, routing_key: str) -> None:
         """Receive what is sent to an exchange from now on, unless that is done already."""
         bound = self.in_memory.setdefault(queue, [])
-        if any((one.exchange, one.routing_key) == (exchange, routing_key) for one in bound):
+        if any(
+            (binding.exchange, binding.routing_key) == (exchange, routing_key) for binding in bound
+        ):
             return
         source = self.open_source(
             exchange_topic(self.link.place.prefix, exchange),

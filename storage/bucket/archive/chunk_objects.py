@@ -14,9 +14,9 @@ from typing import Final
 from crc32c import crc32c
 
 from ...errors import Damaged, StorageError
-from ...files import Files
+from ...files import TEMPORARY_SUFFIX, Files
 from ...log.chunk import ArchivedChunk, Chunk, archived_of, open_surely
-from ...log.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, TEMPORARY_SUFFIX
+from ...log.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES
 from ..bucket import Bucket, BucketUnfit, ObjectExists, ObjectMissing
 from .archive_format import (
     INDEX,

@@ -23,10 +23,10 @@ from typing import Any, Final, NamedTuple
 from ...directory.store import TopicIdentity
 from ...documents import loads
 from ...errors import Damaged
-from ...files import Files
+from ...files import TEMPORARY_SUFFIX, Files
 from ...foreign import uuid_of
 from ...log.chunk import ArchivedChunk
-from ...log.log_format import STATE_NAME, TEMPORARY_SUFFIX
+from ...log.log_format import STATE_NAME
 from ...state.state import StateBatch, StateStore
 from ..archive.archive_format import CHUNKS, chunk_object, index_object, segments_of
 from ..archive.chunk_objects import ChunkObjects

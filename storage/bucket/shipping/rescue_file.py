@@ -30,8 +30,7 @@ from ....transport.errors import UsageError
 from ....transport.wire.codec import HeaderValue, pack_headers, user_headers
 from ... import documents
 from ...errors import Damaged, ForeignDirectory
-from ...files import Files
-from ...log.log_format import TEMPORARY_SUFFIX
+from ...files import TEMPORARY_SUFFIX, Files
 
 VERSION: Final = 1
 HEAD: Final = "rescue"

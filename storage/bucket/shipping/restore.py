@@ -39,7 +39,7 @@ from ....transport.block.block import IN_GROUP
 from ...delayed.delayed_recovery import check_delayed
 from ...directory.store import Store, StoreOptions, TopicIdentity, open_store
 from ...errors import Damaged, StorageError
-from ...files import Files
+from ...files import TEMPORARY_SUFFIX, Files
 from ...log.chunk import ArchivedChunk, Chunk, create_chunk, open_chunk
 from ...log.damage import Bad, Hole, gap_before, keep_bytes
 from ...log.index import INDEX_EVERY_BYTES
@@ -50,7 +50,6 @@ from ...log.log_format import (
     DELAYED_NAME,
     INDEX_SUFFIX,
     STATE_NAME,
-    TEMPORARY_SUFFIX,
     ChunkFooter,
     ChunkHeader,
     chunk_name,

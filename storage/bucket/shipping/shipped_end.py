@@ -16,7 +16,6 @@ from typing import Final, NamedTuple
 
 from ....transport.block.block import IN_GROUP
 from ....transport.wire.codec import unpack_value
-from ...delayed.delayed_format import META, unwrap
 from ...directory.store import Store
 from ...errors import Damaged
 from ...log.chunk import Chunk
@@ -28,6 +27,7 @@ from ...row_changes import (
     decode_frames,
     read_frames,
 )
+from ...rows import META, unwrap
 from ..bucket import Bucket, BucketRefuses, ObjectMissing
 from .ship_log import Chain, find_chain, read_index
 from .tick_format import TAKEOVER, Copy, DecodedIndex, Index, Piece, Tail, log_object

@@ -157,7 +157,7 @@ def test_a_row_that_has_a_second_reader_names_what_it_reads() -> None:
         assert row.help
         assert bool(row.title) or not row.rare
         assert row.view or not row.top
-        assert row.durable or not row.ends
+        assert row.counter or not row.ends
 
 
 def test_the_file_that_counts_a_statistic_names_it() -> None:

@@ -19,14 +19,9 @@ from zsq.actors.settings import options
 from zsq.actors.storage.stages import SealNow, Stages
 from zsq.storage.log.transactions import Transaction
 from zsq.transport.block.block import Block, Header, decode_header, pack
-from zsq.transport.client.core import stage_session as session_stage
-from zsq.transport.client.core.stage_session import (
-    PAUSE_NS,
-    STALL_NS,
-    StageSession,
-    StageState,
-    WindowEntry,
-)
+from zsq.transport.client.core.stage_session import PAUSE_NS, STALL_NS, StageSession
+from zsq.transport.client.core.stage_table import StageState
+from zsq.transport.client.core.stage_window import WindowEntry
 from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import E_DISK_FULL, ZsqError
 from zsq.transport.wire.protocol import (
@@ -60,7 +55,9 @@ class Writer:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.session = StageSession(bytes([number]) * 16, *T[:3], window_bytes_max=WINDOW)
+        self.session = StageSession(
+            bytes([number]) * 16, *T[:3], window_bytes_max=WINDOW, out_blocks_max=12
+        )
         self.made: list[Header] = []
         self.links = 0
         self.peer: Peer | None = None
@@ -85,7 +82,11 @@ class Writer:
     def make(self, count: int) -> None:
         for _ in range(count):
             block = pack([b"x%d" % len(self.made)] * (1 + len(self.made) % 3))
-            if self.session.final or self.session.ended or not self.session.room(block.length):
+            if (
+                self.session.final
+                or self.session.ended
+                or not self.session.window.has_room(block.length)
+            ):
                 return
             self.session.add(block)
             self.made.append(block.header)
@@ -107,7 +108,6 @@ class StagesMachine(RuleBasedStateMachine):
                 STAGE_CREDIT_BYTES=CREDIT,
                 STAGE_CREDIT_BYTES_MIN=1_500,
             ),
-            mock.patch.object(session_stage, "OUT_BLOCKS_MAX", 12),
         ]
         for patch in self.patches:
             patch.start()
@@ -302,7 +302,7 @@ class StagesMachine(RuleBasedStateMachine):
             ]
             assert (
                 len(self.rows.get(writer.session.stage, Row([], False)).blocks)
-                >= writer.session.base
+                >= writer.session.window.durable.blocks
             ), "it let go of what is not durable"
 
     @invariant()

@@ -273,8 +273,8 @@ class ReaderDouble:
         return Fetched(self.start, self.end, found, reads_on)
 
 
-def log_of(reader: Any, where: str) -> tail.Log:
-    return tail.Log("t", reader, tail.beginning(where), tail.bodies_from)
+def log_of(reader: Any, where: str) -> tail.TailedLog:
+    return tail.TailedLog("t", reader, tail.beginning(where), tail.bodies_from)
 
 
 @pytest.mark.parametrize(

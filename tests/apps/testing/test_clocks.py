@@ -10,7 +10,7 @@ import pytest
 from support.broker import Broker
 
 import zsq
-from zsq.apps.testing.clock import OFFSET_FILE, Offset
+from zsq.apps.testing.clock import OFFSET_FILE, ClockOffset
 from zsq.testing import LocalBroker, MemoryBroker, Namespace
 
 DAY_NS = 86_400_000_000_000
@@ -101,7 +101,7 @@ def test_unfinished_counts_what_consumers_hold_and_depth_what_waits(memory: Memo
 @pytest.mark.slow
 def test_a_broker_in_production_has_no_such_clock(tmp_path: Path) -> None:
     """`zsq serve` reads the time of the system, also if the variable of a test broker is set."""
-    Offset(tmp_path / "clock").add(10 * DAY_NS)
+    ClockOffset(tmp_path / "clock").add(10 * DAY_NS)
     broker = Broker(tmp_path / "data")
     broker.environment[OFFSET_FILE] = str(tmp_path / "clock")
     try:

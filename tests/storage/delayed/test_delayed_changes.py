@@ -94,7 +94,7 @@ class DelayedChanges(DelayedMachine):
     def check_the_copy(self) -> None:
         path = Path(self.folder.name) / "built"
         assert self.copy.rebuild(path) == rows_now(self.store)
-        assert counted(str(path)) == {}
+        assert counted(str(path))[0] == []
         built = DelayedStore(str(path), UUID)
         assert built.summary == self.store.summary
         assert built.progress == self.store.progress
@@ -102,7 +102,7 @@ class DelayedChanges(DelayedMachine):
         assert [(one.key, one.body) for one in listed] == sorted(self.model.items())
         built.put([(block(b"later", producer_id=99), 5)], 5)
         built.close()
-        assert counted(str(path)) == {}
+        assert counted(str(path))[0] == []
 
 
 TestDelayedChanges = DelayedChanges.TestCase
@@ -159,7 +159,7 @@ def test_a_dump_may_be_divided_by_commits(store: DelayedStore, tmp_path: Path) -
         turns += 1
     assert turns > 20
     assert sorted(copy.rows.items()) == copy.rebuild(tmp_path / "built") == rows_now(store)
-    assert counted(str(tmp_path / "built")) == {}
+    assert counted(str(tmp_path / "built"))[0] == []
 
 
 def test_rows_of_several_mib_are_copied(store: DelayedStore, tmp_path: Path) -> None:

@@ -4,22 +4,18 @@ pages. Also tests of an older transaction that comes back.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import lmdb
 import pytest
 
 from zsq.storage.delayed import delayed, delayed_recovery
-from zsq.storage.delayed import delayed_recovery as delayed_rescue
-from zsq.storage.delayed.delayed import DelayedStore, Progress
+from zsq.storage.delayed.delayed import DelayedStore
 from zsq.storage.delayed.delayed_format import DelayedKey, due_block, row_key
-from zsq.storage.delayed.delayed_recovery import TRYING_NAME, note_progress, rescue
-from zsq.storage.errors import Damaged, StoreFailed
+from zsq.storage.delayed.delayed_recovery import check_delayed
+from zsq.storage.errors import Damaged
 from zsq.storage.files import Files
 from zsq.storage.state.state import StateBatch
 from zsq.transport.block.block import pack
@@ -246,26 +242,6 @@ def found_again(harness: StorageHarness) -> list[bytes]:
     return [one.body for one in harness.store.delayed.listed(None, 99, 99)]
 
 
-def test_a_repaired_head_is_reported_and_its_old_bytes_are_kept(harness: StorageHarness) -> None:
-    filled(harness)
-    change_head(harness, True, 16, 0)
-    before = harness.path("delayed/data.mdb").read_bytes()[:8192]
-    _, _, alarms = found_there(harness)
-    assert any("one of the two meta pages" in alarm for alarm in alarms)
-    assert harness.path("delayed/head.bad-0").read_bytes() == before
-    assert not harness.path(f"delayed/{TRYING_NAME}").exists()
-
-
-def test_a_crash_during_a_head_repair_starts_the_repair_again(harness: StorageHarness) -> None:
-    filled(harness)
-    change_head(harness, True, 16, 0)
-    data = harness.path("delayed/data.mdb").read_bytes()
-    harness.path(f"delayed/{TRYING_NAME}").write_bytes(data[:8192])
-    harness.replace(harness.path("delayed/data.mdb"), b"\xff" * 8192 + data[8192:])
-    harness.files.reset()
-    assert found_there(harness)[:2] == (ALL, 0)
-
-
 def fall_back(harness: StorageHarness, last: Callable[[DelayedStore], object]) -> None:
     """Replace the whole file by one that is one commit older than the noted number of commits."""
     store = filled(harness)
@@ -281,10 +257,7 @@ def test_an_older_commit_that_comes_back_is_counted(harness: StorageHarness) -> 
         harness,
         lambda store: store.put([(pack([b"x", b"y"], producer_id=7, sequence=6), DUE + 6)], 5),
     )
-    assert (
-        "6 commits, but 7 were recorded"
-        in delayed_rescue.check_delayed(str(harness.path("delayed")))[0]
-    )
+    assert "6 commits, but 7 were recorded" in check_delayed(str(harness.path("delayed")))[0]
     bodies, lost, alarms = found_there(harness)
     assert (bodies, lost) == (ALL, 2)
     assert any("2 delayed messages are lost" in alarm for alarm in alarms)
@@ -373,111 +346,3 @@ def test_moved_messages_are_removed_in_batches(
     harness.abandon_cleanly()
     assert found_there(harness)[0] == []
     assert sizes == [4, 2]
-
-
-# A rescue
-
-
-def damaged_in_the_middle(path: Path) -> DelayedStore:
-    path.mkdir(exist_ok=True)
-    store = DelayedStore(
-        str(path / "delayed"), UUID, map_bytes=1 << 20, create=True, first_serial=2_000
-    )
-    publish(store, 100, 300)
-    store.close()
-    note_progress(Files(), store.path, store.progress)
-    return store
-
-
-def saved(path: Path) -> tuple[list[bytes], int, DelayedKey]:
-    store = DelayedStore(str(path / "delayed"), UUID)
-    try:
-        found = [one.body[:3] for one in store.listed(None, 999, 99)]
-        return (
-            found,
-            store.summary.lost,
-            store.put([(pack([b"z"], producer_id=7, sequence=900), DUE)], 5)[0],
-        )
-    finally:
-        store.close()
-
-
-def test_serials_go_on_after_a_rescue(tmp_path: Path) -> None:
-    """The clock was set back to a time before the last serial numbers were given."""
-    damaged_in_the_middle(tmp_path / "a")
-    assert rescue(Files(), str(tmp_path / "a"), UUID, 5, Progress(), lambda store: None)[1] == 0
-    found, lost, key = saved(tmp_path / "a")
-    assert (len(found), lost, key.serial) == (100, 0, 2_100)
-
-
-def test_a_rescue_continues_where_it_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rescue is killed before any of its steps, and with any number of rows saved. Nothing is
-    begun again, nothing is saved twice, nothing is left out.
-    """
-    folder = tmp_path / "a"
-    source = damaged_in_the_middle(folder)
-    path, new = source.path, source.path + ".rescue"
-    run = delayed_rescue._run
-    calls: list[tuple[str, ...]] = []
-
-    def die(step: str, *arguments: str) -> object:
-        """Stop after some rows, as a start does that takes too long."""
-        calls.append((step, *arguments))
-        if step == dying[-1]:
-            if step != "meta":
-                delayed_rescue.take_step(
-                    step, path, new, os.getppid(), 10, bytes.fromhex(arguments[-1])
-                )
-            raise StoreFailed("killed")
-        return run(step, *arguments)
-
-    def one_batch(*arguments: object) -> bool:
-        add_some(*arguments)  # type: ignore[arg-type]
-        return False
-
-    add_some = delayed_rescue._add_some
-    monkeypatch.setattr(delayed_rescue, "_run", die)
-    monkeypatch.setattr(delayed_rescue, "_add_some", one_batch)
-    sizes = []
-    dying: list[str] = []
-    for step in ("meta", "forward", "forward", "forward", "backward", "producers"):
-        dying.append(step)
-        with pytest.raises(StoreFailed):
-            rescue(Files(), str(folder), UUID, 5, Progress(), lambda store: None)
-        with contextlib.closing(DelayedStore(new, UUID)) as store:
-            sizes.append(store.summary.messages)
-    assert sizes == [0, 10, 20, 30, 100, 100]
-    assert [call[0] for call in calls].count("meta") == 2, "a step that is done is not done again"
-    dying.append("")
-    assert rescue(Files(), str(folder), UUID, 5, Progress(), lambda store: None)[1] == 0
-    assert sorted(os.listdir(folder)) == ["delayed", "delayed.bad-0"]
-    assert saved(folder)[:2] == ([b"%03d" % number for number in range(100)], 0)
-
-
-def test_reading_backward_continues_at_its_border(tmp_path: Path) -> None:
-    source = damaged_in_the_middle(tmp_path / "a")
-    with (
-        contextlib.closing(lmdb.open(source.path, lock=False, readonly=True)) as env,
-        env.begin() as txn,
-    ):
-        keys = [key for key, _ in delayed_rescue.forward(txn, b"")]
-        border = keys[40]
-        assert [key for key, _ in delayed_rescue.backward(txn, b"", border)] == keys[:40:-1]
-        assert [key for key, _ in delayed_rescue.backward(txn, keys[70], border)] == keys[69:40:-1]
-        assert delayed_rescue.resumed(txn, border) == keys[41]
-        assert delayed_rescue.resumed(txn, b"") == keys[-1]
-        assert delayed_rescue.resumed(txn, keys[-1]) == b""
-
-
-def test_a_step_whose_parent_is_gone_does_nothing(tmp_path: Path) -> None:
-    """If the step continued, two processes could write to the new environment at the same time."""
-    source = damaged_in_the_middle(tmp_path / "a")
-    with contextlib.closing(DelayedStore(source.path + ".rescue", UUID, create=True)):
-        pass
-    delayed_rescue.take_step(
-        "forward", source.path, source.path + ".rescue", os.getppid() + 1, 10, b""
-    )
-    with contextlib.closing(DelayedStore(source.path + ".rescue", UUID)) as store:
-        assert store.summary.messages == 0

@@ -21,8 +21,8 @@ from zsq.storage.delayed.delayed import DelayedStore
 from zsq.storage.delayed.delayed_format import ROW, DelayedKey, DelayedRow, due_block
 from zsq.storage.delayed.delayed_recovery import check_delayed, moved_keys
 from zsq.storage.errors import ForeignDirectory
+from zsq.storage.rows import rows_of
 from zsq.storage.state.state import StateBatch
-from zsq.storage.state.state_transaction import rows_of
 from zsq.transport.block.block import pack
 
 pytestmark = pytest.mark.slow

@@ -45,6 +45,7 @@ from zsq.storage.log.transactions import (
     encode_mark,
     encode_mark_header,
 )
+from zsq.storage.rows import wrap
 from zsq.storage.state.snapshot import encode_snapshot
 from zsq.storage.state.state_rows import (
     HOLE_ROW,
@@ -58,7 +59,6 @@ from zsq.storage.state.state_rows import (
     hole_key,
     small_puts,
     take_row,
-    wrap,
 )
 from zsq.transport.block.block import IN_GROUP, Header, pack
 

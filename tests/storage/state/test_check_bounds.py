@@ -11,9 +11,9 @@ import lmdb
 import pytest
 
 from zsq.storage.files import Files
+from zsq.storage.lmdb_pages import wrong_pages
+from zsq.storage.rows import wrap
 from zsq.storage.state import state_check
-from zsq.storage.state.state_check import wrong_pages
-from zsq.storage.state.state_rows import wrap
 
 PAGE = 4_096
 HEAD = struct.Struct("=IIQQ IHH5Q IHH5Q QQ")

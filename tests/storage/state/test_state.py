@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from zsq.storage.errors import Damaged, DiskFull, ForeignDirectory
 from zsq.storage.log.transactions import StagedFile, StageRow, TransactionRow
+from zsq.storage.rows import wrap
 from zsq.storage.state import state_transaction
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import (
@@ -28,7 +29,7 @@ from zsq.storage.state.state import (
     Table,
     producer_after,
 )
-from zsq.storage.state.state_rows import deferred_key, due_key, wrap
+from zsq.storage.state.state_rows import deferred_key, due_key
 
 UUID = bytes(range(16))
 ROW = ChannelRow(10, created_ns=5, counters={"finished": 7})

@@ -12,11 +12,12 @@ from typing import Any
 import lmdb
 import pytest
 
+from zsq.storage.rows import wrap
 from zsq.storage.state import state_check
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import ProducerRow, StateBatch, StateStore
 from zsq.storage.state.state_check import check_environment, examine, findings
-from zsq.storage.state.state_rows import deferred_key, hole_key, total_key, wrap
+from zsq.storage.state.state_rows import deferred_key, hole_key, total_key
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import lmdb
 import pytest
 
 from zsq.storage.files import Files
-from zsq.storage.state.state_check import wrong_pages
+from zsq.storage.lmdb_pages import wrong_pages
 
 PAGE = 4_096
 

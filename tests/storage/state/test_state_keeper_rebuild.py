@@ -17,13 +17,14 @@ from support.faulty_files import PowerCut, keep_all, keep_none
 
 from zsq.storage.errors import DiskFull, ForeignDirectory
 from zsq.storage.log.transactions import StageRow
+from zsq.storage.rows import META
 from zsq.storage.state import state_check, state_keeper
 from zsq.storage.state import state_keeper as state_rebuild
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.snapshot import SNAPSHOT_NAME, decode_snapshot, read_snapshot
 from zsq.storage.state.state import HoleRow, ProducerRow, StateBatch, StateStore, Table
 from zsq.storage.state.state_check import Verdict
-from zsq.storage.state.state_rows import META, deferred_key
+from zsq.storage.state.state_rows import deferred_key
 
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness

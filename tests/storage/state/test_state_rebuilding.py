@@ -12,11 +12,12 @@ from support.faulty_files import PowerCut, keep_none
 
 from tests.storage.conftest import IDENTITY
 from tests.storage.delayed.test_delayed_power import ForgetfulFiles
-from tests.storage.delayed.test_delayed_steps import LOSSES
+from tests.storage.delayed.test_delayed_rescue import LOSSES
 from tests.storage.state.test_state_keeper_rebuild import spoil, table_of, work
+from zsq.storage.rows import META, wrap
 from zsq.storage.state.snapshot import SNAPSHOT_NAME, encode_snapshot, read_snapshot
 from zsq.storage.state.state_keeper import finish_rebuild, rebuild_state
-from zsq.storage.state.state_rows import META, new_meta, wrap
+from zsq.storage.state.state_rows import new_meta
 from zsq.transport.wire.codec import pack_value
 
 if TYPE_CHECKING:

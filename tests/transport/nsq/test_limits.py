@@ -16,9 +16,11 @@ from zsq.transport.block.block_format import BLOCK_COUNT_MAX, MESSAGE_BYTES_MAX,
 from zsq.transport.client.blocking import consumer
 from zsq.transport.client.blocking.range_reader import RangeReader
 from zsq.transport.client.core import asking as channel_options
-from zsq.transport.client.core import lane, peeking, reading
-from zsq.transport.client.core.lane import ProducerEngine, pack_many
+from zsq.transport.client.core import peeking, reading
 from zsq.transport.client.core.message import Fetched, parse_id, stored
+from zsq.transport.client.core.packing import BATCH_BYTES_MAX, pack_many
+from zsq.transport.client.core.producer_engine import ProducerEngine
+from zsq.transport.client.core.publish_arguments import as_delay_ms
 from zsq.transport.errors import E_BAD_BLOCK, E_TOO_BIG, NotFound, UsageError
 from zsq.transport.names import check_name
 from zsq.transport.wire import protocol as p
@@ -39,7 +41,7 @@ def test_a_block_of_another_version_is_refused() -> None:
 def test_a_producers_batches_are_bounded() -> None:
     address = parse("tcp://127.0.0.1:1")
     engine = ProducerEngine(address, 1, 1 << 40, 1 << 40, None)
-    assert (engine.batch_bytes, engine.batch_count) == (lane.BATCH_BYTES_MAX, BLOCK_COUNT_MAX)
+    assert (engine.batch_bytes, engine.batch_count) == (BATCH_BYTES_MAX, BLOCK_COUNT_MAX)
     engine = ProducerEngine(address, 1, 10, 20, None)
     assert (engine.batch_bytes, engine.batch_count) == (10, 20)
 
@@ -190,13 +192,13 @@ def test_lingering_messages_are_sent_when_their_block_is_large_enough(broker: An
     [(None, 0), (0, 0), (0.0001, 1), (1.5, 1_500), (p.DELAY_MS_MAX / 1000, p.DELAY_MS_MAX)],
 )
 def test_each_delay_becomes_whole_milliseconds(delay: float | None, delay_ms: int) -> None:
-    assert lane.as_delay_ms(delay) == delay_ms
+    assert as_delay_ms(delay) == delay_ms
 
 
 @pytest.mark.parametrize("delay", [-1, p.DELAY_MS_MAX / 1000 + 1, float("nan"), float("inf")])
 def test_each_delay_outside_its_limits_is_refused(delay: float) -> None:
     with pytest.raises(UsageError, match="delay"):
-        lane.as_delay_ms(delay)
+        as_delay_ms(delay)
 
 
 def test_a_peek_over_its_limit_is_refused() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from zsq.transport.block.block import Block, pack
 from zsq.transport.block.block_format import decode_header
-from zsq.transport.client.core.stage_session import STALL_NS, StageSession, StageState
+from zsq.transport.client.core.stage_session import STALL_NS, StageSession
+from zsq.transport.client.core.stage_table import StageState
 from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import E_DISK_FULL
 from zsq.transport.wire.protocol import (
@@ -119,7 +120,7 @@ class World:
 
     def add(self) -> None:
         made = block(len(self.made))
-        if not self.session.final and self.session.room(made.length):
+        if not self.session.final and self.session.window.has_room(made.length):
             self.made.append(bytes(made.columns))
             self.session.add(made)
         self.pump()
@@ -131,10 +132,10 @@ class World:
             self.pipes[self.link].append(
                 (header.sequence, (header.columns_crc, header.length, bytes(entry.payload)))
             )
-            assert session.out_bytes <= max(session.credit_bytes, entry.length), (
+            assert session.window.out_bytes <= max(session.credit_bytes, entry.length), (
                 "credit is never exceeded"
             )
-        assert session.window_bytes <= 12 * LENGTH
+        assert session.window.held_bytes <= 12 * LENGTH
         seal = session.take_seal()
         if seal is not None:
             self.words[self.link].append(seal)
@@ -244,4 +245,4 @@ def test_no_order_of_losses_changes_what_is_sealed(script: list[tuple[str, int]]
         len(world.made),
         LENGTH * len(world.made),
     )
-    assert world.session.window_bytes == 0
+    assert world.session.window.held_bytes == 0

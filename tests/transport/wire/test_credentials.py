@@ -7,18 +7,24 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
+from support.broker import wait_for
+from support.fake_connection import FakeEngine, QuietPeer
 
 from zsq.transport.client.blocking.client import Admin
 from zsq.transport.client.core.requester import RequestEngine
+from zsq.transport.client.link.connection import LinkConnection
 from zsq.transport.client.link.link import Link
 from zsq.transport.errors import E_BAD_KEY, E_FORBIDDEN, UsageError, options_as_flags
 from zsq.transport.wire import sockets
 from zsq.transport.wire.address import Target, parse
+from zsq.transport.wire.addresses import Rotation
 from zsq.transport.wire.credentials import Credentials, is_key, load, read_key_file, resolve
 from zsq.transport.wire.handshake import HUNG_UP, OTHER_MECHANISM, UNKNOWN_KEY, suspicion, verdict
+from zsq.transport.wire.protocol import Done
 
 PUBLIC, SECRET = (key.decode() for key in zmq.curve_keypair())
 SERVER, OTHER_SECRET = (key.decode() for key in zmq.curve_keypair())
@@ -134,22 +140,32 @@ def test_nothing_is_said_to_a_broker_that_does_not_encrypt(plain: str) -> None:
         admin.topics()
 
 
+class EarlyReport(LinkConnection):
+    """A connection whose monitor has reported something before it is watched."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._early = 0
+        wait_for(self._reports, 30, "a report")
+
+    def _reports(self) -> bool:
+        self._early |= super().read_events()
+        return self._early != 0
+
+    def read_events(self) -> int:
+        early, self._early = self._early, 0
+        return early | super().read_events()
+
+
 def test_a_handshake_that_fails_before_the_monitor_is_read_is_noticed(
-    plain: str, monkeypatch: pytest.MonkeyPatch
+    plain: str,
 ) -> None:
     """A broker on this machine can end the handshake before `connect` returns, and ZeroMQ reports
     that only once. In an earlier version the report was lost, and the client waited for its
     time-out.
     """
     engine = RequestEngine(parse(plain, KEYS), Target("supervisor"))
-    watch = engine.watch
-
-    def late(link: Link, socket_fd: int, monitor_fd: int) -> None:
-        assert link._monitor is not None
-        assert link._monitor.poll(30_000), "nothing was said"
-        watch(link, socket_fd, monitor_fd)
-
-    monkeypatch.setattr(engine, "watch", late)
+    engine.connect = EarlyReport
     engine.link.start(0)
     engine.turn([])
     assert engine.link.refusal is not None
@@ -161,12 +177,13 @@ def test_a_handshake_that_fails_before_the_monitor_is_read_is_noticed(
 def test_a_known_client_waits_where_a_new_client_is_refused() -> None:
     """Clients must survive while their broker is being reconfigured."""
     for known in (False, True):
-        engine = RequestEngine(parse("tcp://127.0.0.1:1"), Target("supervisor"))
-        link: Link = engine.link
+        engine = FakeEngine()
+        link = Link(engine, Rotation(parse("tcp://127.0.0.1:1")), Target("supervisor"), QuietPeer())
         link.start(0)
-        link._known = known
-        link._shut_out(1, OTHER_MECHANISM)
+        if known:
+            engine.hear(link, 1, Done(engine.request_of(link), {}))
+        engine.report(link, 1, OTHER_MECHANISM)
         assert link.waiting == known
         assert "requires a key" in link.trouble
-        engine.stop()
-        engine.events.close()
+        link.stop()
+        engine.end()

@@ -11,7 +11,8 @@ import pytest
 
 from zsq.transport.block.block import Block, cut, open_block, pack
 from zsq.transport.block.block_format import ADDRESSED
-from zsq.transport.client.core.lane import Gather, pack_many, packed
+from zsq.transport.client.core.gather import Gather
+from zsq.transport.client.core.packing import pack_many, packed
 from zsq.transport.wire.codec import CHANNEL_HEADER, HeaderValue, pack_headers
 from zsq.transport.wire.dead_letter import addressees, with_address
 

@@ -19,8 +19,9 @@ from zsq.transport import errors
 from zsq.transport.block.block import HEADER_BYTES, check_block, open_block
 from zsq.transport.client.core.consumer_session import CONSUMER_TABLE
 from zsq.transport.client.core.producer_session import PRODUCER_TABLE
-from zsq.transport.client.core.stage_session import STAGE_TABLE
+from zsq.transport.client.core.stage_table import STAGE_TABLE
 from zsq.transport.client.link.link_table import LINK_TABLE
+from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.wire import protocol
 from zsq.transport.wire.codec import decode, encode
 
@@ -81,14 +82,26 @@ def table(rows: dict[Any, dict[Any, Any]]) -> str:
     first = next(iter(rows))
     lines.append(f"    [*] --> {_name(first)}")
     for state, row in rows.items():
-        events: dict[Any, list[str]] = {}
-        for event, after in row.items():
-            events.setdefault(after, []).append(event.value)
+        events: dict[tuple[Any, str], list[str]] = {}
+        for event, transition in row.items():
+            after, does = _transition(transition)
+            events.setdefault((after, does), []).append(event.value)
         lines += [
-            f"    {_name(state)} --> {_name(after)}: {' / '.join(found)}"
-            for after, found in events.items()
+            f"    {_name(state)} --> {_name(after)}: {' / '.join(names)}{does}"
+            for (after, does), names in events.items()
         ]
     return "\n".join([*lines, "```"])
+
+
+def _transition(transition: Any) -> tuple[Enum, str]:
+    """Return the next state of a transition, and its actions and reaction as text."""
+    if isinstance(transition, Enum):
+        return transition, ""
+    does = [action.value for action in transition.actions]
+    reaction = getattr(transition, "reaction", Reaction.NOTHING)
+    if reaction is not Reaction.NOTHING:
+        does.append(f"link: {reaction.value}")
+    return transition.after, f" ({', '.join(does)})" if does else ""
 
 
 def _name(state: Enum) -> str:

@@ -23,18 +23,11 @@ from ...system import woken_by_signals
 from ...wire.codec import HeaderValue
 from ..blocking.producer import FOREIGN_RECEIPT, ProducerBase, ReceiptView, make_engine
 from ..blocking.program_end import inherit
-from ..core.lane import (
-    QUEUE_BYTES_MAX,
-    ProducerEngine,
-    Text,
-    as_attributes,
-    as_body,
-    as_delay_ms,
-    largest_of,
-    one_block,
-)
 from ..core.message import Delay, Fetched
+from ..core.packing import largest_of, one_block
+from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine
 from ..core.producer_session import PendingBlock
+from ..core.publish_arguments import Text, as_attributes, as_body, as_delay_ms
 from ..core.reading import Archive, Measured
 from .aio_asker import Admin, Reader, Turner
 from .aio_consumer import Batch, Consumer, Message

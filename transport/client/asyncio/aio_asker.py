@@ -62,7 +62,8 @@ from ..core.message import Fetched, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek
 from ..core.reading import BYTES_ANY, Archive, Measured
 from ..core.requester import RequestEngine
-from ..link.link import FAR_NS, Engine, Steps, Waiter
+from ..link.engine import Engine, Steps, Waiter
+from ..link.timeouts import FAR_NS
 
 _EngineT = TypeVar("_EngineT", bound=Engine)
 _T = TypeVar("_T")

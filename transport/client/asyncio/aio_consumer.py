@@ -22,7 +22,7 @@ from ..core.extensions import Working, check_extension
 from ..core.handling import Handling, OnDeleted, awaits_topic
 from ..core.message import BatchView, Delay, MessageView, Reason, when_again
 from ..core.subscription import ConsumerEngine
-from ..link.link import until_ns
+from ..link.timeouts import deadline_of
 from .aio_asker import Turner
 from .aio_runner import Runner
 
@@ -141,7 +141,7 @@ class Consumer(ConsumerBase):
         consumer closes.
         """
         self._window.open_for_batches()
-        delivery = await self._take(until_ns(timeout))
+        delivery = await self._take(deadline_of(timeout))
         return None if delivery is None else Batch(self, delivery)
 
     async def _take(
@@ -166,7 +166,7 @@ class Consumer(ConsumerBase):
         Return None after `timeout` seconds (by default it waits without limit), or when the
         consumer closes.
         """
-        deadline_ns = until_ns(timeout)
+        deadline_ns = deadline_of(timeout)
         while not self._closing:
             while self._messages:
                 message = self._messages.popleft()
@@ -322,7 +322,7 @@ class Consumer(ConsumerBase):
         self._ended = True
         try:
             await turner.carry_out(
-                turner.engine.leave(lambda: not self._workers, until_ns(self._patience(timeout)))
+                turner.engine.leave(lambda: not self._workers, deadline_of(self._patience(timeout)))
             )
         except asyncio.CancelledError:
             turner.end_in_thread()

@@ -42,7 +42,7 @@ from ..core.handling import Handling, OnDeleted, awaits_topic
 from ..core.message import Batch, Message
 from ..core.prefetch import Prefetch, Window
 from ..core.subscription import ConsumerEngine, share_of
-from ..link.link import FAR_NS, check_timeout, until_ns
+from ..link.timeouts import FAR_NS, check_timeout, deadline_of
 from .drive import Drive, ours, remember_fork
 from .producer import check_times
 from .program_end import inherit, name_of, remember
@@ -268,7 +268,7 @@ class Consumer(ConsumerBase):
         consumer closes.
         """
         self._window.open_for_batches()
-        delivery = self._take(until_ns(timeout))
+        delivery = self._take(deadline_of(timeout))
         return None if delivery is None else Batch(self, delivery)
 
     def receive(self, timeout: float | None = None) -> Message | None:
@@ -278,7 +278,7 @@ class Consumer(ConsumerBase):
         consumer closes.
         """
         messages = self._messages
-        deadline_ns = until_ns(timeout)
+        deadline_ns = deadline_of(timeout)
         while not self._closing:
             try:
                 message = messages.popleft()
@@ -347,7 +347,7 @@ class Consumer(ConsumerBase):
         Return None after the timeout. Otherwise return the messages for which `takes` is true. They
         are taken, and not held.
         """
-        delivery = self._take(until_ns(timeout), whole=False)
+        delivery = self._take(deadline_of(timeout), whole=False)
         if delivery is None:
             return None
         messages = Batch(self._holder, delivery).messages()
@@ -623,7 +623,7 @@ class Consumer(ConsumerBase):
             self._stop_taking()
             return
         timeout = self._patience(timeout)
-        deadline_ns = until_ns(timeout)
+        deadline_ns = deadline_of(timeout)
         with drive.lock:
             self._closing = True
             first = not drive.engine.closing

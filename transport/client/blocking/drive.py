@@ -1,7 +1,7 @@
 """Drive: turns an engine, in a thread that waits for it, or else in a keeper thread.
 
 To *turn* an engine is to process the events that arrived, and then the timers that are due (see
-`link.py`). The thread that does this is the driver.
+`link/engine.py`). The thread that does this is the driver.
 
 A publish or a receive needs no thread switch. A thread that waits (for Stored, for a delivery)
 waits for the engine's descriptors itself, without the lock. It processes events under the lock. If
@@ -39,7 +39,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from ...errors import ZsqError
 from ...system import SLEEP_NS_MAX, Ready, Waker, after_fork, wait_readable
-from ..link.link import FAR_NS, Engine, Steps, Waiter
+from ..link.engine import Engine, Steps, Waiter
+from ..link.timeouts import FAR_NS
 from .caretaker import caretaker
 from .program_end import CONCLUDE_S, ClientName, abandoned, inherit, prepare_end
 

@@ -16,20 +16,12 @@ from ...wire.addresses import Addresses, Url, parse_all
 from ...wire.codec import HeaderValue
 from ...wire.credentials import KeyFile
 from ...wire.protocol import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
-from ..core.lane import (
-    QUEUE_BYTES_MAX,
-    ProducerEngine,
-    Text,
-    as_attributes,
-    as_body,
-    as_delay_ms,
-    flat,
-    largest_of,
-    one_block,
-)
 from ..core.message import Delay
+from ..core.packing import largest_of, one_block
+from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine, flat
 from ..core.producer_session import PendingBlock
-from ..link.link import check_timeout
+from ..core.publish_arguments import Text, as_attributes, as_body, as_delay_ms
+from ..link.timeouts import check_timeout
 from .drive import Drive, ours
 from .program_end import inherit, name_of, remember
 

@@ -37,10 +37,12 @@ from ...wire.protocol import (
     check_transaction,
 )
 from ..core.asking import Question, ask
-from ..core.lane import Text, pack_many
+from ..core.packing import pack_many
+from ..core.publish_arguments import Text
 from ..core.stage_engine import StageEngine
-from ..core.stage_session import WINDOW_BYTES, StageSession, StageState
-from ..link.link import FAR_NS, check_timeout
+from ..core.stage_session import WINDOW_BYTES, StageSession
+from ..core.stage_table import StageState
+from ..link.timeouts import FAR_NS, check_timeout
 from .asker import Asker
 from .drive import Drive, ours
 from .producer import check_times
@@ -143,11 +145,12 @@ class StageWriter:
                     E_BAD_ARGUMENT, "this stage is sealed; make a new writer for more blocks"
                 )
             length = block.length
-            if not session.total or not session.room(length):
+            if not session.window.total.blocks or not session.window.has_room(length):
                 session.pressed = True
                 engine.go(time.monotonic_ns())
                 self._wait(
-                    drive, lambda: session.ended or (engine.link.up and session.room(length))
+                    drive,
+                    lambda: session.ended or (engine.link.up and session.window.has_room(length)),
                 )
                 session.pressed = False
             if session.error is not None:
@@ -170,7 +173,7 @@ class StageWriter:
             engine = drive.engine
             session = engine.session
             session.finish()
-            if not session.total:
+            if not session.window.total.blocks:
                 return None
             engine.go(time.monotonic_ns())
             self._wait(drive, lambda: session.ended)

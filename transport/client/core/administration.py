@@ -41,7 +41,7 @@ from ...wire.codec import HeaderValue
 from ...wire.protocol import SKIPPED_MAX, Manage, Stats
 from ...wire.spread import HasParts, parts_of_keys
 from .asking import END, Asking, Place, Question, ask, carried, moved_to, on_wire
-from .lane import Text, as_attributes, as_body
+from .publish_arguments import Text, as_attributes, as_body
 
 Side = Literal["publishers", "consumers"]
 

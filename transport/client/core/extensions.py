@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Final
 
 from ...errors import E_BAD_ARGUMENT, UsageError
-from ..link.link import FAR_NS
+from ..link.timeouts import FAR_NS
 from .consumer_session import LeasedBlock
 from .message import MessageView
 from .prefetch import Window

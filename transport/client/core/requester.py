@@ -29,8 +29,10 @@ from ...wire.codec import encode
 from ...wire.protocol import Blocks, Done, Failed, Spread, Wire
 from ...wire.spread import HasParts, checked
 from ..link.backoff import Backoff
-from ..link.link import AGAIN, Engine, Link, Steps, so_long, until_ns
+from ..link.engine import Engine, Steps
+from ..link.link import AGAIN, Link
 from ..link.reaction import Reaction
+from ..link.timeouts import deadline_of, format_timeout
 from .asking import Question, Reply
 
 # After this silence, a link is opened again, because its other end may have forgotten it.
@@ -138,7 +140,7 @@ class RequestEngine(Engine):
                     "request again"
                 ),
             )
-        if not (yield (lambda: request.done, until_ns(timeout))):
+        if not (yield (lambda: request.done, deadline_of(timeout))):
             self.give_up(request)
             raise self.too_late(timeout)
         if request.error is not None:
@@ -253,8 +255,8 @@ class RequestEngine(Engine):
             refusal = None
         refusal = away or refusal
         if isinstance(refusal, Refused):
-            text = f"{where} could not be reached for {so_long(timeout)}: {refusal.text}"
+            text = f"{where} could not be reached for {format_timeout(timeout)}: {refusal.text}"
             return from_wire(refusal.code, text)
         why = self.link.why() or ("no answer" if self.link.up else self.link.state.value)
-        text = f"{where} did not answer within {so_long(timeout)} ({why}). {advice()}"
+        text = f"{where} did not answer within {format_timeout(timeout)} ({why}). {advice()}"
         return BrokerUnreachable(E_TIMEOUT, text)

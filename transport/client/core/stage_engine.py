@@ -31,9 +31,11 @@ from ...wire.address import Address, Target, tcp_endpoint
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Abort, Push, Wire
-from ..link.link import AGAIN, BYE_LINGER_MS, Engine, Link, Steps, so_long
+from ..link.engine import Engine, Steps
+from ..link.link import AGAIN, BYE_LINGER_MS, Link
 from ..link.link_table import LinkState
 from ..link.reaction import Reaction
+from ..link.timeouts import format_timeout
 from .stage_session import PASSING, StageSession
 
 MS: Final = 1_000_000
@@ -59,7 +61,7 @@ class StageEngine(Engine):
         self.progress_ns = 0
         beat_ms = heartbeat_ms or self.rotation.present.heartbeat_ms
         self.link = Link(self, self.rotation, target, self, beat_ms, AGAIN | PASSING)
-        self.link.expects = lambda: session.out_bytes > 0 and not session.ended
+        self.link.expects = lambda: session.window.out_bytes > 0 and not session.ended
         self.add(self.link)
         self._push: sockets.Socket | None = None
         self._push_endpoint = ""
@@ -85,7 +87,7 @@ class StageEngine(Engine):
         asked = self.pump(now_ns)
         if (
             asked
-            or session.out_bytes * 2 > session.credit_bytes
+            or session.window.out_bytes * 2 > session.credit_bytes
             or now_ns - self._looked_ns > LOOK_NS
         ):
             self._looked_ns = now_ns
@@ -129,7 +131,7 @@ class StageEngine(Engine):
         super().timers(now_ns)
         session = self.session
         if self.link.up and not session.ended:
-            out_bytes = session.out_bytes
+            out_bytes = session.window.out_bytes
             if session.on_time(now_ns) is Reaction.RENEW:
                 self._stalled = (
                     f"none of the {out_bytes} bytes that were pushed to {self._push_endpoint} "
@@ -222,20 +224,23 @@ class StageEngine(Engine):
         """Return the error for a time-out without progress."""
         session, link = self.session, self.link
         refusal = session.refusal or link.refusal
-        where = f"{link.target} at {self.rotation.url}"
+        where, limit = f"{link.target} at {self.rotation.url}", format_timeout(timeout)
         away = self.rotation.refusal()
+        window = session.window
         have = (
-            f"{session.received} of {session.total} blocks have arrived, {session.base} are durable"
+            f"{window.received.blocks} of {window.total.blocks} blocks have arrived, "
+            f"{window.durable.blocks} are durable"
         )
         if refusal is not None and refusal.code in PASSING:
             return Refused(
                 refusal.code,
-                f"{where} accepted no more blocks for {so_long(timeout)}: {refusal.text} ({have})",
+                f"{where} accepted no more blocks for {limit}: {refusal.text} ({have})",
             )
         if away is not None:
-            text = f"{where}: no progress for {so_long(timeout)}: {away.text} ({have})"
+            text = f"{where}: no progress for {limit}: {away.text} ({have})"
             return Refused(away.code, text)
         why = self._stalled or link.why() or ("no answer" if link.up else link.state.value)
         return BrokerUnreachable(
-            E_TIMEOUT, f"{where}: no progress for {so_long(timeout)} ({why}); {have}. {advice()}"
+            E_TIMEOUT,
+            f"{where}: no progress for {limit} ({why}); {have}. {advice()}",
         )

@@ -40,8 +40,10 @@ from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Bye, Recall, Spread, Wire
 from ...wire.spread import PARTS_ASKED_NS, HasParts
-from ..link.link import AGAIN, FAR_NS, Engine, Link, Steps, check_timeout, so_long, until_ns
+from ..link.engine import Engine, Steps
+from ..link.link import AGAIN, Link
 from ..link.reaction import Reaction
+from ..link.timeouts import FAR_NS, check_timeout, deadline_of, format_timeout
 from .confirm import Confirm
 from .consumer_session import EVERY, ConsumerSession, ConsumerState, LeasedBlock
 from .extensions import Extensions
@@ -575,7 +577,7 @@ class ConsumerEngine(Engine):
             raise self.too_late(timeout, "no link to")
 
     def too_late(self, timeout: float | None, what: str) -> ZsqError:
-        late = f"{what} {self.target} at {self.rotation.url} within {so_long(timeout)}"
+        late = f"{what} {self.target} at {self.rotation.url} within {format_timeout(timeout)}"
         refusal = self.rotation.refusal()
         if refusal is not None:
             return from_wire(refusal.code, f"{late}: {refusal.text}")
@@ -594,7 +596,7 @@ class ConsumerEngine(Engine):
         self.start()
         ready = yield (
             lambda: self._is_ready() or self.error is not None or closing(),
-            until_ns(timeout),
+            deadline_of(timeout),
         )
         self.raise_refused()
         if not ready:
@@ -693,7 +695,7 @@ class ConsumerEngine(Engine):
     def _confirmed(self, confirms: list[Confirm], timeout: float) -> Steps[None]:
         self.tell(time.monotonic_ns())
         done = lambda: all(confirm.done for confirm in confirms)  # noqa: E731
-        if not (yield (done, until_ns(timeout))):
+        if not (yield (done, deadline_of(timeout))):
             raise self.too_late(timeout, "no confirmation from")
         for confirm in confirms:
             if confirm.error is not None:
@@ -724,7 +726,7 @@ class ConsumerEngine(Engine):
         self._leg_of(delivery).tell(now_ns)
 
     def conclude(self, timeout: float) -> Steps[None]:
-        yield from self.leave(lambda: True, until_ns(timeout))
+        yield from self.leave(lambda: True, deadline_of(timeout))
 
     def leave(self, idle: Callable[[], bool], deadline_ns: int) -> Steps[None]:
         """Take no more messages, wait until the handlers are `idle`, and confirm the finishes."""

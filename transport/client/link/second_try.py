@@ -26,52 +26,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from ...wire.address import Address, Target
+from ...wire.address import Target
 from ...wire.addresses import Addresses, Rotation
+from .link import Link, Peer
 from .reaction import Reaction
+from .timeouts import FAR_NS, MS
+from .watch import SILENT_NS
 
 if TYPE_CHECKING:
     from ...block.block import Block
     from ...errors import ZsqError
     from ...wire.protocol import Wire
 
-MS: Final = 1_000_000
-SILENT_NS: Final = 1_000 * MS  # how long a heartbeat has had no answer, and nothing else came
 TRY_NS: Final = 4_000 * MS  # the time for one try: TCP asks at 0, 1 and 3 s
 GRACE_NS: Final = 1_000 * MS  # so long after the target's answer, the link may still answer
 LOOK_NS: Final = 50 * MS  # how often a try is looked at
-FAR_NS: Final = 1 << 62
-
-
-class Silent(Protocol):
-    """A link of the client."""
-
-    given: Address
-    target: Target
-    opened: dict[str, Any]
-
-    # Return when the first heartbeat was sent that has no answer, or 0 if this link stays.
-    def silent_since(self, now_ns: int) -> int: ...
-
-    def restart(self, now_ns: int, why: str, *, at_once: bool = False) -> None: ...
-
-
-class TryLink(Protocol):
-    """The link of a try."""
-
-    heard_ns: int
-    opened: dict[str, Any]
-    stays: bool
-
-    @property
-    def down(self) -> bool: ...
-
-    def start(self, now_ns: int) -> None: ...
-    def stop(self, linger_ms: int = 0) -> None: ...
-    def on_time(self, now_ns: int) -> int: ...
-    def beat(self, now_ns: int) -> None: ...
 
 
 class SecondTry:
@@ -80,17 +51,17 @@ class SecondTry:
     `make` makes a link with a rotation, a target and its peer.
     """
 
-    def __init__(self, make: Callable[[Rotation, Target, Any], TryLink]) -> None:
+    def __init__(self, make: Callable[[Rotation, Target, Peer], Link]) -> None:
         self._make = make
-        self._link: TryLink | None = None
-        self._of: Silent | None = None  # the link whose target is asked
+        self._link: Link | None = None
+        self._of: Link | None = None  # the link whose target is asked
         self._began_ns = 0
         self._beat_ns = 0  # when the target was asked, else 0
         self._tries = 0
         # When the targets of silent links have answered.
-        self._answered: dict[Silent, int] = {}
+        self._answered: dict[Link, int] = {}
 
-    def on_time(self, now_ns: int, links: Sequence[Silent]) -> int:
+    def on_time(self, now_ns: int, links: Sequence[Link]) -> int:
         """Look at the links, and leave those that are dead. Return the next time."""
         since = {link: link.silent_since(now_ns) for link in links}
         silent = [link for link in links if 0 < since[link] <= now_ns - SILENT_NS]
@@ -110,7 +81,7 @@ class SecondTry:
             self._begin(now_ns, left[self._tries % len(left)])
         return now_ns + LOOK_NS if left or self._answered else FAR_NS
 
-    def _begin(self, now_ns: int, silent: Silent) -> None:
+    def _begin(self, now_ns: int, silent: Link) -> None:
         self._tries += 1
         alone = Rotation(Addresses((silent.given,)), moves=True)
         self._of = silent

@@ -79,23 +79,23 @@ class SharedStats:
 
     async def _after(self, topic: str, before: asyncio.Task[BrokerStats]) -> BrokerStats:
         await asyncio.wait((before,))
-        own = asyncio.current_task()
-        assert own is not None
+        task = asyncio.current_task()
+        assert task is not None
         del self._next[topic]
-        self._now[topic] = own
+        self._now[topic] = task
         return await self._ask(topic)
 
     async def _ask(self, topic: str) -> BrokerStats:
         self.asked += 1
         begun_ns = time.monotonic_ns()
         try:
-            found = await self._broker.stats(topic or None, partial=True)
+            stats = await self._broker.stats(topic or None, partial=True)
         finally:
             if self._now.get(topic) is asyncio.current_task():
                 del self._now[topic]
         if not topic:
-            self._last, self._last_ns = found, begun_ns
-        return found
+            self._last, self._last_ns = stats, begun_ns
+        return stats
 
     @staticmethod
     def _task(ask: Coroutine[Any, Any, BrokerStats]) -> asyncio.Task[BrokerStats]:

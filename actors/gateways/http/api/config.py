@@ -96,21 +96,21 @@ def settings(
 
 def lookupd_addresses(body: bytes) -> list[str]:
     try:
-        found = json.loads(body)
+        addresses = json.loads(body)
     except (ValueError, RecursionError):
         raise api_error("INVALID_VALUE") from None
-    if not isinstance(found, list) or len(found) > ADDRESSES_MAX:
+    if not isinstance(addresses, list) or len(addresses) > ADDRESSES_MAX:
         raise api_error("INVALID_VALUE")
-    if not all(isinstance(one, str) and _ADDRESS.fullmatch(one) for one in found):
+    if not all(isinstance(address, str) and _ADDRESS.fullmatch(address) for address in addresses):
         raise api_error("INVALID_VALUE")
-    return found
+    return addresses
 
 
 def log_level(body: bytes) -> str:
-    said = body.decode("latin-1").lower()
-    if said not in LOG_LEVELS:
+    level = body.decode("latin-1").lower()
+    if level not in LOG_LEVELS:
         raise api_error("INVALID_VALUE")
-    return said
+    return level
 
 
 _READ: Final[dict[str, Callable[[bytes], Any]]] = {
@@ -124,11 +124,11 @@ class Config:
 
     def __init__(
         self,
-        found: dict[str, Option],
+        settings: dict[str, Option],
         limiters: Limiters,
         changes: Mapping[str, Change],
     ) -> None:
-        self._settings = found
+        self._settings = settings
         self._limiters = limiters
         self._asked = QueryRequest(limiters)
         self._changes = changes

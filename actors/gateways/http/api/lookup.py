@@ -184,5 +184,5 @@ class LookupHandlers:
         if not legal(topic):
             return None
         names = await self._names()
-        found = names.get(topic, by_topic(names).get(topic))
-        return None if found is None else sorted(found)
+        channels = names.get(topic, by_topic(names).get(topic))
+        return None if channels is None else sorted(channels)

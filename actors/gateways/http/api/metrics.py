@@ -118,12 +118,16 @@ class _Broker(Collector):
             "topic": topics,
             "channel": channels,
         }
-        for one in METRICS:
-            if one.metric in special:
-                yield _filled(one, special[one.metric])
-            elif one.level != "request":
+        for statistic in METRICS:
+            if statistic.metric in special:
+                yield _filled(statistic, special[statistic.metric])
+            elif statistic.level != "request":
                 yield _filled(
-                    one, ((labels, _value(row.get(one.name))) for labels, row in rows[one.level])
+                    statistic,
+                    (
+                        (labels, _value(row.get(statistic.name)))
+                        for labels, row in rows[statistic.level]
+                    ),
                 )
 
 
@@ -136,21 +140,25 @@ def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, o
     gateways: list[Mapping[str, Any]] = [
         row for row in stats.get("gateways", ()) if row["kind"] == "nsq_gateway"
     ]
-    counted = [one.name for one in METRICS if one.level == "gateway"] if gateways else []
+    counted = (
+        [statistic.name for statistic in METRICS if statistic.level == "gateway"]
+        if gateways
+        else []
+    )
     # The sums of each kind of process. The key "" counts its processes, for zsq_processes.
     kinds: dict[str, dict[str, float]] = {}
     for row in stats.get("processes", ()):
-        own = kinds.setdefault(str(row["kind"]), {"": 0, "private_bytes": 0, "restarts": 0})
-        own[""] += 1
-        own["private_bytes"] += row.get("private_bytes", 0)
-        own["restarts"] += row.get("restarts", 0)
+        sums = kinds.setdefault(str(row["kind"]), {"": 0, "private_bytes": 0, "restarts": 0})
+        sums[""] += 1
+        sums["private_bytes"] += row.get("private_bytes", 0)
+        sums["restarts"] += row.get("restarts", 0)
     return {
         "broker": [((), stats)],
         "disk": [((), stats.get("disk") or {})],
         "bucket": [((), stats.get("bucket") or {})],
         "schedules": [((), stats.get("schedules") or {})],
         "gateway": [((), {name: sum(row[name] for row in gateways) for name in counted})],
-        "process": [((kind,), own) for kind, own in sorted(kinds.items())],
+        "process": [((kind,), sums) for kind, sums in sorted(kinds.items())],
     }
 
 
@@ -164,31 +172,35 @@ def _value(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _filled(one: Statistic, samples: Samples) -> Metric:
-    make = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily
-    found = make(one.metric, one.help, labels=one.labels)
+def _filled(statistic: Statistic, samples: Samples) -> Metric:
+    make = CounterMetricFamily if statistic.kind == "counter" else GaugeMetricFamily
+    family = make(statistic.metric, statistic.help, labels=statistic.labels)
     for labels, value in samples:
         if value is not None:
-            found.add_metric(labels, value)
-    return found
+            family.add_metric(labels, value)
+    return family
 
 
 def _latencies(channels: Iterable[tuple[Labels, ChannelStats]]) -> Iterator[tuple[Labels, float]]:
     for labels, row in channels:
-        for one in (
+        for percentile in (
             row["e2e_processing_latency"]["percentiles"] if "e2e_processing_latency" in row else ()
         ):
-            yield (*labels, f"{one['quantile']:g}"), one["value"] / 1e9
+            yield (*labels, f"{percentile['quantile']:g}"), percentile["value"] / 1e9
 
 
 def render(
-    stats: BrokerStats | None, healthy: bool, took_s: float, own: RequestMetrics, accept: str
+    stats: BrokerStats | None,
+    healthy: bool,
+    took_s: float,
+    request_metrics: RequestMetrics,
+    accept: str,
 ) -> tuple[bytes, str]:
     """Return the metrics and their content type: text, or OpenMetrics if `accept` asks for it."""
     encoder, content_type = choose_encoder(accept)
     registry = CollectorRegistry()
     registry.register(_Broker(stats, healthy, took_s))
-    registry.register(_Own(own.registry))
+    registry.register(_Own(request_metrics.registry))
     return encoder(registry), content_type
 
 

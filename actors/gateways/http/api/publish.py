@@ -61,8 +61,8 @@ class GatheredPublisher:
 
         self._for(topic).publish(topic, bodies, defer_ms, answer)
         if why := await answered:
-            code, _, said = why.partition(" ")
-            raise from_wire(code, said)
+            code, _, text = why.partition(" ")
+            raise from_wire(code, text)
 
     def _for(self, topic: str) -> Gatherer:
         if self._gatherer is None or (

@@ -119,19 +119,19 @@ def health(stats: BrokerStats) -> str:
     It does not remember failed publishes, as nsqd does. If clients that follow /ping stopped
     publishing, no publish could end such a memory.
     """
-    said = [stats["health"]] if stats.get("health", "OK") != "OK" else []
+    reasons = [stats["health"]] if stats.get("health", "OK") != "OK" else []
     # `stats["health"]` already reports a full disk and names the topics that fail because of it.
     disk_full = stats.get("disk", {}).get("full", "")
     for row in stats["topics"]:
         name = row["topic_name"]
         why = str(row.get("write_trouble", ""))
         if why and not (disk_full and why == REFUSED_TEXT):
-            said.append(f"topic {name}: {why}")
-    return f"NOK - {'; '.join(said)}" if said else "OK"
+            reasons.append(f"topic {name}: {why}")
+    return f"NOK - {'; '.join(reasons)}" if reasons else "OK"
 
 
 def as_nsq(
-    stats: BrokerStats, said: str, topic: str, channel: str, *, clients: bool, memory: bool
+    stats: BrokerStats, health_text: str, topic: str, channel: str, *, clients: bool, memory: bool
 ) -> NsqStats:
     """Return the reply to /stats?format=json.
 
@@ -140,14 +140,18 @@ def as_nsq(
     """
     rows = []
     for row in stats["topics"]:
-        channels = [one for one in row["channels"] if channel in ("", one["channel_name"])]
+        channels = [
+            channel_row
+            for channel_row in row["channels"]
+            if channel in ("", channel_row["channel_name"])
+        ]
         name = row["topic_name"]
         if topic in ("", name, base_of(name)) and (channels or not channel):
             rows.append(_topic(row, channels, clients))
     used: NsqMemory = {"memory": _memory(stats.get("processes", ()))} if memory else {}
     return {
         "version": str(stats["version"]),
-        "health": said,
+        "health": health_text,
         "start_time": int(stats["start_time"]),
         "topics": rows,
         **used,
@@ -159,25 +163,25 @@ def as_nsq(
 
 def _topic(row: TopicStats, channels: Sequence[ChannelStats], clients: bool) -> NsqTopic:
     delayed = row.get("delayed_count", 0)
-    found: NsqTopic = _told(row, _TOPIC)
-    found["depth"] += 0 if row["channels"] else delayed
-    found["message_count"] += delayed
+    shown: NsqTopic = _told(row, _TOPIC)
+    shown["depth"] += 0 if row["channels"] else delayed
+    shown["message_count"] += delayed
     return {
         "topic_name": row["topic_name"],
-        "channels": [_channel(one, delayed, clients) for one in channels],
-        **found,
-        "backend_depth": found["depth"],
+        "channels": [_channel(channel, delayed, clients) for channel in channels],
+        **shown,
+        "backend_depth": shown["depth"],
         "e2e_processing_latency": _latency(row),
     }
 
 
 def _channel(row: ChannelStats, delayed: int, clients: bool) -> NsqChannel:
-    found: NsqChannel = _told(row, _CHANNEL)
-    found["deferred_count"] += delayed
-    found["message_count"] += delayed
-    found["clients"] = [_client(one) for one in row.get("clients", ())] if clients else []
-    found["e2e_processing_latency"] = _latency(row)
-    return found
+    shown: NsqChannel = _told(row, _CHANNEL)
+    shown["deferred_count"] += delayed
+    shown["message_count"] += delayed
+    shown["clients"] = [_client(client) for client in row.get("clients", ())] if clients else []
+    shown["e2e_processing_latency"] = _latency(row)
+    return shown
 
 
 def _told(row: Mapping[str, object], fields: Mapping[str, Any]) -> Any:
@@ -194,16 +198,16 @@ def _client(row: ConsumerStats | ProducerStats) -> NsqClient:
 
     Clients of ZSQ report less than clients of the NSQ gateway. Their name is host/process.
     """
-    found: NsqClient = _told(row, _CLIENT)
-    host, slash, _ = found["client_id"].partition("/")
-    found["hostname"] = found.get("hostname") or (host if slash else "")
+    shown: NsqClient = _told(row, _CLIENT)
+    host, slash, _ = shown["client_id"].partition("/")
+    shown["hostname"] = shown.get("hostname") or (host if slash else "")
     if row.get("authed"):
-        found["authed"] = True
+        shown["authed"] = True
     if identity := row.get("auth_identity"):
-        found["auth_identity"] = identity
+        shown["auth_identity"] = identity
     if url := row.get("auth_identity_url"):
-        found["auth_identity_url"] = url
-    return found
+        shown["auth_identity_url"] = url
+    return shown
 
 
 def _producer(row: ProducerStats, topic: str) -> NsqClient:
@@ -211,19 +215,21 @@ def _producer(row: ProducerStats, topic: str) -> NsqClient:
 
     As in nsqd, `topic` leaves out no producers, only their counts for other topics.
     """
-    found = _client(row)
-    if counts := [one for one in row.get("pub_counts", ()) if topic in ("", one["topic"])]:
-        found["pub_counts"] = counts
-    return found
+    shown = _client(row)
+    if counts := [
+        pub_count for pub_count in row.get("pub_counts", ()) if topic in ("", pub_count["topic"])
+    ]:
+        shown["pub_counts"] = counts
+    return shown
 
 
 def _latency(row: TopicStats | ChannelStats) -> NsqLatency:
-    found: Latency = row.get("e2e_processing_latency") or {"count": 0, "percentiles": ()}
+    latency: Latency = row.get("e2e_processing_latency") or {"count": 0, "percentiles": ()}
     return {
-        "count": found["count"],
+        "count": latency["count"],
         "percentiles": [
-            {"quantile": one["quantile"], "value": float(one["value"])}
-            for one in found["percentiles"]
+            {"quantile": percentile["quantile"], "value": float(percentile["value"])}
+            for percentile in latency["percentiles"]
         ]
         or None,
     }
@@ -238,31 +244,31 @@ def _memory(processes: Iterable[ProcessStats]) -> dict[str, int]:
 # As text
 
 
-def as_text(found: NsqStats, uptime_s: float, own_version: str) -> str:
+def as_text(stats: NsqStats, uptime_s: float, own_version: str) -> str:
     """Return the result of `as_nsq` as text, in nsqd's layout."""
-    began = datetime.fromtimestamp(found["start_time"], UTC)
-    now_s = found["start_time"] + uptime_s
+    began = datetime.fromtimestamp(stats["start_time"], UTC)
+    now_s = stats["start_time"] + uptime_s
     out = [
-        f"zsq v{own_version} (as nsqd v{found['version']})",
+        f"zsq v{own_version} (as nsqd v{stats['version']})",
         f"start_time {began:%Y-%m-%dT%H:%M:%SZ}",
         f"uptime {_span(uptime_s)}",
         "",
     ]
-    out += [f"Health: {found['health']}"]
-    if "memory" in found:
+    out += [f"Health: {stats['health']}"]
+    if "memory" in stats:
         out += [
             "",
             "Memory:",
-            *(f"   {name:<25}\t{value}" for name, value in found["memory"].items()),
+            *(f"   {name:<25}\t{value}" for name, value in stats["memory"].items()),
         ]
-    out += ["", "Topics:" if found["topics"] else "Topics: None"]
-    for number, row in enumerate(found["topics"]):
+    out += ["", "Topics:" if stats["topics"] else "Topics: None"]
+    for number, row in enumerate(stats["topics"]):
         out += [*([""] * bool(number)), _topic_line(row)]
         for channel in row["channels"]:
             out.append(_channel_line(channel))
             out += [f"        {_client_line(client, now_s)}" for client in channel["clients"]]
-    out += ["", "Producers:" if found["producers"] else "Producers: None"]
-    out += [f"   {_client_line(client, now_s)}" for client in found["producers"]]
+    out += ["", "Producers:" if stats["producers"] else "Producers: None"]
+    out += [f"   {_client_line(client, now_s)}" for client in stats["producers"]]
     return "\n".join(out) + "\n"
 
 
@@ -289,8 +295,8 @@ def _client_line(row: NsqClient, now_s: float) -> str:
     """Return the line of a client, with its counts of publishes if the reply has any of it."""
     counts = row.get("pub_counts", ())
     if counts:
-        topics = ",".join(f"{one['topic']}={one['count']}" for one in counts)
-        facts = f"msgs: {sum(one['count'] for one in counts):<8} topics: {topics}"
+        topics = ",".join(f"{pub_count['topic']}={pub_count['count']}" for pub_count in counts)
+        facts = f"msgs: {sum(pub_count['count'] for pub_count in counts):<8} topics: {topics}"
     else:
         facts = (
             f"state: {row.get('state')} inflt: {row['in_flight_count']:<4} rdy: "
@@ -314,8 +320,11 @@ def _client_name(row: NsqClient) -> str:
 
 
 def _quantiles(row: NsqTopic | NsqChannel) -> str:
-    found = row["e2e_processing_latency"]["percentiles"] or ()
-    return ", ".join(f"{one['quantile'] * 100:g}%: {_span(one['value'] / 1e9)}" for one in found)
+    percentiles = row["e2e_processing_latency"]["percentiles"] or ()
+    return ", ".join(
+        f"{percentile['quantile'] * 100:g}%: {_span(percentile['value'] / 1e9)}"
+        for percentile in percentiles
+    )
 
 
 def _span(seconds: float) -> str:

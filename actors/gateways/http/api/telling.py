@@ -47,10 +47,12 @@ class Telling:
     async def ping(self, request: Request) -> Response:
         await self._asked(request)
         try:
-            said = self._health(await self._stats.recent(HEALTH_AGE_S), principal_of(request))
+            health_text = self._health(
+                await self._stats.recent(HEALTH_AGE_S), principal_of(request)
+            )
         except ZsqError as error:
-            said = f"NOK - the broker does not answer: {error}"
-        return plain(said, 200 if said == "OK" else 500)
+            health_text = f"NOK - the broker does not answer: {error}"
+        return plain(health_text, 200 if health_text == "OK" else 500)
 
     async def ready(self, request: Request) -> Response:
         """Answer 200 while this broker is the primary and answers. A standby answers 503.
@@ -70,8 +72,8 @@ class Telling:
         try:
             stats = await self._stats.recent(HEALTH_AGE_S)
         except ZsqError as error:
-            said = f"NOK - the broker does not answer: {error}"
-            return answer({"role": PRIMARY, "health": said}, 503)
+            health_text = f"NOK - the broker does not answer: {error}"
+            return answer({"role": PRIMARY, "health": health_text}, 503)
         return answer({"role": PRIMARY, "health": self._health(stats, principal_of(request))})
 
     async def info(self, request: Request) -> Response:
@@ -97,25 +99,25 @@ class Telling:
     async def stats(self, request: Request) -> Response:
         parameters = await self._asked(request)
         topic, channel = parameters.get("topic") or "", parameters.get("channel") or ""
-        stats, said = await self._about(topic, principal_of(request))
-        found = as_nsq(
+        stats, health_text = await self._about(topic, principal_of(request))
+        shown = as_nsq(
             stats,
-            said,
+            health_text,
             topic,
             channel,
             clients=parameters.flag("include_clients", True),
             memory=parameters.flag("include_mem", True),
         )
-        found["version"] = self._node.version
+        shown["version"] = self._node.version
         if parameters.get("format") == "json":
-            return answer(found)
-        return text(as_text(found, time.time() - found["start_time"], str(stats["version"])))
+            return answer(shown)
+        return text(as_text(shown, time.time() - shown["start_time"], str(stats["version"])))
 
     def _health(self, stats: BrokerStats, principal: Principal) -> str:
         """Return the broker's health. It names only topics that the principal may see."""
-        said = health(stats)
-        if said == "OK" or principal.may(Action.SEE_ALL):
-            return said
+        health_text = health(stats)
+        if health_text == "OK" or principal.may(Action.SEE_ALL):
+            return health_text
         partly = health(visible(stats, principal, STATS))
         return f"NOK - {UNWELL}" if partly == "OK" else partly
 
@@ -128,7 +130,7 @@ class Telling:
             stats = await self._stats.fresh()
             return visible(stats, principal, STATS), self._health(stats, principal)
         overall = await self._stats.recent(HEALTH_AGE_S)
-        said = self._health(overall, principal)
+        health_text = self._health(overall, principal)
         shown = visible(overall, principal, STATS)
         if legal(topic):
             try:
@@ -140,8 +142,8 @@ class Telling:
                 return {
                     **of_topic,
                     "producers": shown.get("producers", ()),
-                }, said
-        return {**shown, "topics": []}, said
+                }, health_text
+        return {**shown, "topics": []}, health_text
 
     async def metrics(self, request: Request) -> Response:
         await self._asked(request)

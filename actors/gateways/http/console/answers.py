@@ -22,7 +22,7 @@ from .....transport.errors import E_BAD_ARGUMENT, UsageError
 from .....transport.names import part_of
 from .....transport.wire.answers import DelayedRow, ScheduleRow
 from .....transport.wire.codec import HeaderValue
-from ..web.body import JsonObject, Parameters, Share, share_of
+from ..web.body import BodyShare, JsonObject, Parameters, share_of
 from ..web.places import Limiters
 from ..web.responses import ApiError, api_error
 
@@ -53,12 +53,12 @@ def number(parameters: Parameters, name: str, otherwise: int, least: int, most: 
 
     A number outside the limits becomes the limit, because pages may ask for any amount.
     """
-    said = parameters.get(name)
-    if said is None:
+    text = parameters.get(name)
+    if text is None:
         return otherwise
-    if not _NUMBER.fullmatch(said):
-        raise bad(f"{name} must be a number, not {said[:40]!r}")
-    return min(max(int(said), least), most)
+    if not _NUMBER.fullmatch(text):
+        raise bad(f"{name} must be a number, not {text[:40]!r}")
+    return min(max(int(text), least), most)
 
 
 async def options_of(request: Request, limiters: Limiters) -> JsonObject:
@@ -67,18 +67,18 @@ async def options_of(request: Request, limiters: Limiters) -> JsonObject:
         return await read_options(share, OPTIONS_BYTES_MAX)
 
 
-async def read_options(share: Share, bytes_max: int) -> JsonObject:
+async def read_options(share: BodyShare, bytes_max: int) -> JsonObject:
     """Return the options in a body. The body stays counted in `share` after it is read."""
     body = await share.read(bytes_max, api_error("BODY_TOO_BIG"))
     if not body:
         return {}
     try:
-        found = json.loads(body)
+        options = json.loads(body)
     except (ValueError, RecursionError):
         raise bad("the body is not valid JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(options, dict):
         raise bad("the body must be a JSON object of options")
-    return found
+    return options
 
 
 BODY_BYTES: Final = 4096
@@ -178,13 +178,13 @@ class Room:
 def told(data: bytes, length: int) -> ShownBytes:
     """Return the first `length` bytes and the full size."""
     part = data[:length]
-    found: ShownBytes = {"size": len(data), "base64": base64.b64encode(part).decode()}
+    shown: ShownBytes = {"size": len(data), "base64": base64.b64encode(part).decode()}
     text = text_of(part, cut=len(part) < len(data))
     if text is not None:
-        found["text"] = text
+        shown["text"] = text
     if len(part) < len(data):
-        found["cut"] = True
-    return found
+        shown["cut"] = True
+    return shown
 
 
 def text_of(data: bytes, *, cut: bool) -> str | None:
@@ -201,23 +201,23 @@ def text_of(data: bytes, *, cut: bool) -> str | None:
     return None if _NO_TEXT.search(text) else text
 
 
-def message(found: StoredMessage, node: int, room: Room) -> ShownMessage:
+def message(stored: StoredMessage, node: int, room: Room) -> ShownMessage:
     headers: dict[str, HeaderValue | ShownBytes] = {
         name: told(value, KEY_BYTES_MAX) if isinstance(value, bytes) else _header(value)
-        for name, value in found.headers.items()
+        for name, value in stored.headers.items()
     }
-    part = part_of(found.topic)
+    part = part_of(stored.topic)
     return {
-        "offset": found.offset,
-        "id": id_of(found.offset, node, None if part is None else part[1]),
-        "time_ms": found.timestamp_ns // _MS,
-        "time_ns": str(found.timestamp_ns),
-        "size": len(found.body),
-        "key": None if found.key is None else told(found.key, KEY_BYTES_MAX),
-        "tag": found.tag,
-        "only_channel": found.only_channel,
+        "offset": stored.offset,
+        "id": id_of(stored.offset, node, None if part is None else part[1]),
+        "time_ms": stored.timestamp_ns // _MS,
+        "time_ns": str(stored.timestamp_ns),
+        "size": len(stored.body),
+        "key": None if stored.key is None else told(stored.key, KEY_BYTES_MAX),
+        "tag": stored.tag,
+        "only_channel": stored.only_channel,
         "headers": headers,
-        "body": told(found.body, room.take(len(found.body))),
+        "body": told(stored.body, room.take(len(stored.body))),
     }
 
 
@@ -228,29 +228,29 @@ def _header(value: HeaderValue) -> HeaderValue:
     return str(value) if is_large or is_no_number else value
 
 
-def peeked(found: Peek, node: int, room: Room) -> ShownPeek:
+def peeked(peek: Peek, node: int, room: Room) -> ShownPeek:
     return {
-        "next_offset": found.next_offset,
-        "looked_to": found.looked_to,
-        "head": found.head,
-        "paused": found.paused,
-        "counts": found.counts,
-        "messages": [_held(one, node, room) for one in found.messages],
+        "next_offset": peek.next_offset,
+        "looked_to": peek.looked_to,
+        "head": peek.head,
+        "paused": peek.paused,
+        "counts": peek.counts,
+        "messages": [_held(message, node, room) for message in peek.messages],
     }
 
 
-def _held(one: Peeked, node: int, room: Room) -> ShownHeld:
+def _held(peeked: Peeked, node: int, room: Room) -> ShownHeld:
     return {
-        "offset": one.offset,
-        "state": one.state,
-        "attempts": one.attempts,
-        "consumer": one.consumer,
-        "held_s": round(one.held_s, 3),
-        "left_s": round(one.left_s, 3),
-        "due_ms": one.due_ns // _MS,
-        "blocks": one.blocks,
-        "error": one.error,
-        "message": None if one.message is None else message(one.message, node, room),
+        "offset": peeked.offset,
+        "state": peeked.state,
+        "attempts": peeked.attempts,
+        "consumer": peeked.consumer,
+        "held_s": round(peeked.held_s, 3),
+        "left_s": round(peeked.left_s, 3),
+        "due_ms": peeked.due_ns // _MS,
+        "blocks": peeked.blocks,
+        "error": peeked.error,
+        "message": None if peeked.message is None else message(peeked.message, node, room),
     }
 
 
@@ -275,23 +275,23 @@ def delayed(rows: Sequence[DelayedRow]) -> list[ShownDelayed]:
 
 def schedules(rows: Sequence[ScheduleRow], may: Mapping[str, str]) -> dict[str, object]:
     """Return schedules for the page. `may` has the user's letters for each topic."""
-    found = []
+    shown_rows = []
     for row in rows:
         shown: dict[str, object] = {**row, "may": may[row["topic"]]}
         for name in ("next_due", "last_due"):
             shown[f"{name}_ms"] = cast("int", shown.pop(f"{name}_ns")) // _MS
-        found.append(shown)
-    return {"schedules": found}
+        shown_rows.append(shown)
+    return {"schedules": shown_rows}
 
 
 def _beginning(data: bytes, size: int) -> ShownBytes:
-    found = told(data, len(data))
-    found["size"] = size
+    beginning = told(data, len(data))
+    beginning["size"] = size
     if len(data) < size:
-        found["cut"] = True
+        beginning["cut"] = True
         if (text := text_of(data, cut=True)) is not None:
-            found["text"] = text
-    return found
+            beginning["text"] = text
+    return beginning
 
 
 # To be published
@@ -393,13 +393,13 @@ def _bytes_of(options: JsonObject, name: str) -> bytes | None:
     return None if text is None else text.encode()
 
 
-def _unpacked(encoded: Any, what: str) -> bytes:
+def _unpacked(encoded: Any, caption: str) -> bytes:
     try:
         if isinstance(encoded, str):
             return base64.b64decode(encoded, validate=True)
     except ValueError:
         pass
-    raise _no_message(f"{what} is not valid base64")
+    raise _no_message(f"{caption} is not valid base64")
 
 
 def _no_message(why: str) -> UsageError:

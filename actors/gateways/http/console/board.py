@@ -52,14 +52,14 @@ class BoardBroker(TypedDict, total=False):
     may: dict[str, bool]
 
 
-class Gone(TypedDict):
+class GoneRows(TypedDict):
     """Deleted topics, and deleted channels as [topic, channel]."""
 
     topics: list[str]
     channels: list[list[str]]
 
 
-class Changes(TypedDict):
+class BoardChanges(TypedDict):
     """The rows of topics by name, and other changes.
 
     New rows have `may`. Rows have their channels if the watcher wants them.
@@ -68,7 +68,7 @@ class Changes(TypedDict):
     now_ms: int
     topics: dict[str, TopicValues]
     broker: NotRequired[BoardBroker]
-    gone: NotRequired[Gone]
+    gone: NotRequired[GoneRows]
     whole: NotRequired[bool]
 
 
@@ -78,7 +78,7 @@ class ShownReceivers(TypedDict, total=False):
     receivers: Sequence[AlarmReceiver]
 
 
-class ShownAlarms(ShownReceivers):
+class ConsoleAlarms(ShownReceivers):
     """Alarms with times in ms."""
 
     now: list[Mapping[str, object]]
@@ -125,7 +125,7 @@ class Fields:
         self.rates = tuple(rates)
 
 
-class Row:
+class BoardRow:
     """The values of a topic or channel, with the tick at which each last changed."""
 
     __slots__ = ("_rates", "_raw", "_seen_ms", "born", "changed", "channels", "ticks", "values")
@@ -137,7 +137,7 @@ class Row:
         self.born = self.changed = tick
         self.values: dict[str, Any] = dict.fromkeys(self._rates, 0.0)
         self.ticks: dict[str, int] = dict.fromkeys(self._rates, tick)
-        self.channels: dict[str, Row] = {}
+        self.channels: dict[str, BoardRow] = {}
 
     def set(self, name: str, value: Any, tick: int) -> None:
         if self.values.get(name, self) != value:
@@ -148,14 +148,14 @@ class Row:
     ) -> None:
         """Take a row of an overview. `looked_ms` is the time of the previous overview."""
         before, self._raw = self._raw, raw
-        told = fields.told
+        columns = fields.told
         for at in (
             [at for at, value in enumerate(raw) if value != before[at]]
             if before
             else range(len(raw))
         ):
-            if (one := told[at]) is not None:
-                name, convert = one
+            if (column := columns[at]) is not None:
+                name, convert = column
                 self.set(name, raw[at] if convert is None else convert(raw[at]), tick)
         if before and (elapsed_ms := raw[fields.pulsed] - before[fields.pulsed]):
             self._seen_ms = now_ms
@@ -190,55 +190,55 @@ class Board:
         self.now_ms = 0
         self._steady_ms = 0
         self._looked_ms = 0
-        self.topics: dict[str, Row] = {}
+        self.topics: dict[str, BoardRow] = {}
         self.broker: dict[str, Any] = {}  # the values of a `BrokerSummary`
         self.broker_tick = 0
         self._of_topics, self._of_channels = Fields((), TOPIC_RATES), Fields((), CHANNEL_RATES)
-        self._moving: set[Row] = set()
+        self._moving: set[BoardRow] = set()
         self._gone: deque[tuple[int, str, str]] = deque(maxlen=GONE_KEPT)
 
     def take(
-        self, found: OverviewAnswer, now_ms: int, steady_ms: int
-    ) -> list[tuple[str, str, Row]]:
+        self, overview: OverviewAnswer, now_ms: int, steady_ms: int
+    ) -> list[tuple[str, str, BoardRow]]:
         """Take an overview and the time of two clocks: `now_ms` since 1970, `steady_ms` monotonic.
 
         Return the rows that may have changed: (topic, channel or "", row).
         """
         self.tick += 1
-        self.version, self.now_ms = found["version"], now_ms
+        self.version, self.now_ms = overview["version"], now_ms
         self._looked_ms, self._steady_ms = self._steady_ms, steady_ms
-        if found["whole"]:
-            self._of_topics = Fields(tuple(found.get("topic_fields", ())), TOPIC_RATES)
-            self._of_channels = Fields(tuple(found.get("channel_fields", ())), CHANNEL_RATES)
-            self._forget(found["topics"])
-        if found["broker"] != self.broker:
-            self.broker, self.broker_tick = dict(found["broker"]), self.tick
-        told: list[tuple[str, str, Row]] = []
-        for name, (raw, channels) in found["topics"].items():
+        if overview["whole"]:
+            self._of_topics = Fields(tuple(overview.get("topic_fields", ())), TOPIC_RATES)
+            self._of_channels = Fields(tuple(overview.get("channel_fields", ())), CHANNEL_RATES)
+            self._forget(overview["topics"])
+        if overview["broker"] != self.broker:
+            self.broker, self.broker_tick = dict(overview["broker"]), self.tick
+        named_rows: list[tuple[str, str, BoardRow]] = []
+        for name, (raw, channels) in overview["topics"].items():
             topic = self.topics.get(name) or self.topics.setdefault(
-                name, Row(self.tick, TOPIC_RATES)
+                name, BoardRow(self.tick, TOPIC_RATES)
             )
             for channel, values in channels.items():
-                own = topic.channels.get(channel) or topic.channels.setdefault(
-                    channel, Row(self.tick, CHANNEL_RATES)
+                channel_row = topic.channels.get(channel) or topic.channels.setdefault(
+                    channel, BoardRow(self.tick, CHANNEL_RATES)
                 )
-                self._take(own, values, self._of_channels)
-                told.append((name, channel, own))
+                self._take(channel_row, values, self._of_channels)
+                named_rows.append((name, channel, channel_row))
             if raw:
                 self._take(topic, raw, self._of_topics)
-            told.append((name, "", topic))
-        told += self._grow_still()
-        for _, channel, row in told:
+            named_rows.append((name, "", topic))
+        named_rows += self._grow_still()
+        for _, channel, row in named_rows:
             if not channel:
                 self._sum(row)
-        return told
+        return named_rows
 
-    def _take(self, row: Row, raw: Sequence[Any], fields: Fields) -> None:
+    def _take(self, row: BoardRow, raw: Sequence[Any], fields: Fields) -> None:
         row.take(raw, fields, self.tick, self._steady_ms, self._looked_ms)
         if row.moves:
             self._moving.add(row)
 
-    def _grow_still(self) -> Iterator[tuple[str, str, Row]]:
+    def _grow_still(self) -> Iterator[tuple[str, str, BoardRow]]:
         """Yield the rows that had no pulses for a while, with their rates set to 0."""
         still = {row for row in self._moving if row.still(self.tick, self._steady_ms)}
         self._moving -= still
@@ -251,10 +251,12 @@ class Board:
                 if changed or topic in still:
                     yield name, "", topic
 
-    def _sum(self, row: Row) -> None:
-        values = [one.values for one in row.channels.values()]
+    def _sum(self, row: BoardRow) -> None:
+        values = [channel_values.values for channel_values in row.channels.values()]
         for name in SUMS:
-            row.set(name, _short(sum([one[name] for one in values])), self.tick)
+            row.set(
+                name, _short(sum([channel_values[name] for channel_values in values])), self.tick
+            )
         row.set("channel_count", len(values), self.tick)
 
     def _forget(self, topics: Mapping[str, tuple[OverviewRow, Mapping[str, OverviewRow]]]) -> None:
@@ -278,7 +280,7 @@ class Board:
         """Yield deletions as (topic, channel or ""). Some of the names may exist again."""
         return ((topic, channel) for at, topic, channel in self._gone if at > tick)
 
-    def rows(self, principal: Principal, only: str = "") -> Iterator[tuple[str, Row]]:
+    def rows(self, principal: Principal, only: str = "") -> Iterator[tuple[str, BoardRow]]:
         names = (only,) if only else sorted(self.topics)
         return (
             (name, self.topics[name])
@@ -294,11 +296,11 @@ def _without_ns(row: Mapping[str, object]) -> Mapping[str, object]:
 
 def _silence(row: RaisedAlarm) -> Mapping[str, object]:
     """Return the silence of an alarm with times in ms. `until_ms` is 0 until it is cleared."""
-    one = row.get("silence")
-    if one is None:
+    silence = row.get("silence")
+    if silence is None:
         return {}
-    times = {"at_ms": one["at_ns"] // _MS, "until_ms": one["until_ns"] // _MS}
-    return {"silence": {"by": one["by"], **times}}
+    times = {"at_ms": silence["at_ns"] // _MS, "until_ms": silence["until_ns"] // _MS}
+    return {"silence": {"by": silence["by"], **times}}
 
 
 def _short(number: float) -> float:
@@ -315,70 +317,70 @@ class BoardView(NamedTuple):
     topic: str = ""
     channels: bool = False
 
-    def whole(self, board: Board) -> Changes:
+    def whole(self, board: Board) -> BoardChanges:
         return {**self._since(board, -1), "broker": self._broker(board)}
 
-    def changes(self, board: Board, tick: int) -> Changes | None:
+    def changes(self, board: Board, tick: int) -> BoardChanges | None:
         """Return the changes since `tick`, or None if there are none.
 
         If the board no longer has all changes, it returns the whole board.
         """
         if not board.knows_since(tick):
             return {**self.whole(board), "whole": True}
-        found = self._since(board, tick)
+        changes = self._since(board, tick)
         if board.broker_tick > tick:
-            found["broker"] = self._broker(board)
+            changes["broker"] = self._broker(board)
         gone = self._gone(board, tick)
         if any(gone.values()):
-            found["gone"] = gone
-        return found if found.keys() - {"now_ms", "topics"} or found["topics"] else None
+            changes["gone"] = gone
+        return changes if changes.keys() - {"now_ms", "topics"} or changes["topics"] else None
 
-    def alarms(self, found: OverviewAlarms) -> ShownAlarms:
+    def alarms(self, alarms: OverviewAlarms) -> ConsoleAlarms:
         """Return the overview's alarms for the page, as far as the principal may see them."""
         see = partial(self.principal.may, Action.SEE)
         receivers: ShownReceivers = {}
         if self.principal.may(Action.ADMINISTER):
-            receivers["receivers"] = list(found["receivers"])
+            receivers["receivers"] = list(alarms["receivers"])
         return {
             "now": [
                 _without_ns({**row, "raised_ms": row["raised_ns"] // _MS, **_silence(row)})
-                for row in found["now"]
+                for row in alarms["now"]
                 if see(row["topic"])
             ],
             "recent": [
                 _without_ns({**row, "time_ms": row["time_ns"] // _MS})
-                for row in found["recent"]
+                for row in alarms["recent"]
                 if see(row["topic"])
             ],
             **receivers,
         }
 
-    def _since(self, board: Board, tick: int) -> Changes:
+    def _since(self, board: Board, tick: int) -> BoardChanges:
         topics: dict[str, TopicValues] = {}
         for name, row in board.rows(self.principal, self.topic):
-            told: TopicValues = {**row.since(tick)} if row.changed > tick else {}
+            values: TopicValues = {**row.since(tick)} if row.changed > tick else {}
             if row.born > tick:
-                told["may"] = self._may(name)
+                values["may"] = self._may(name)
             if self.channels:
                 channels = {
-                    channel: self._channel(name, channel, own, tick)
-                    for channel, own in row.channels.items()
-                    if own.changed > tick
+                    channel: self._channel(name, channel, channel_row, tick)
+                    for channel, channel_row in row.channels.items()
+                    if channel_row.changed > tick
                 }
                 if channels or tick < 0:
-                    told["channels"] = channels
-            if told:
-                topics[name] = told
+                    values["channels"] = channels
+            if values:
+                topics[name] = values
         return {"now_ms": board.now_ms, "topics": topics}
 
-    def _channel(self, topic: str, name: str, row: Row, tick: int) -> Values:
-        told = row.since(tick)
+    def _channel(self, topic: str, name: str, row: BoardRow, tick: int) -> Values:
+        values = row.since(tick)
         if row.born > tick:
             may = self.principal.may
-            told["may"] = ("a" if may(Action.MANAGE_CHANNEL, topic, name) else "") + (
+            values["may"] = ("a" if may(Action.MANAGE_CHANNEL, topic, name) else "") + (
                 "s" if may(Action.CONSUME, topic, name) else ""
             )
-        return told
+        return values
 
     def _may(self, topic: str) -> str:
         letters = {"a": Action.MANAGE_TOPIC, "s": Action.READ, "p": Action.PUBLISH}
@@ -387,22 +389,22 @@ class BoardView(NamedTuple):
         )
 
     def _broker(self, board: Board) -> BoardBroker:
-        told = {name: value for name, value in board.broker.items() if name != "alarmed_ns"}
+        values = {name: value for name, value in board.broker.items() if name != "alarmed_ns"}
         sees_all = self.principal.may(Action.SEE_ALL)
         if not sees_all:
-            told = {
+            values = {
                 name: value
-                for name, value in told.items()
+                for name, value in values.items()
                 if name in ("version", "node", "uuid", "start_ms", "clustered")
             }
-            told["health"] = "OK" if board.broker["health"] == "OK" else "a topic has a problem"
-        told |= {
+            values["health"] = "OK" if board.broker["health"] == "OK" else "a topic has a problem"
+        values |= {
             "user": self.principal.name,
             "may": {"admin": self.principal.may(Action.ADMINISTER), "all": sees_all},
         }
-        return cast("BoardBroker", told)
+        return cast("BoardBroker", values)
 
-    def _gone(self, board: Board, tick: int) -> Gone:
+    def _gone(self, board: Board, tick: int) -> GoneRows:
         topics: list[str] = []
         channels: list[list[str]] = []
         for topic, channel in board.gone_since(tick):
@@ -412,7 +414,7 @@ class BoardView(NamedTuple):
             if not channel and (row is None or row.born > tick):
                 topics.append(topic)
             elif channel and row is not None and self.channels:
-                own = row.channels.get(channel)
-                if own is None or own.born > tick:
+                channel_row = row.channels.get(channel)
+                if channel_row is None or channel_row.born > tick:
                     channels.append([topic, channel])
         return {"topics": topics, "channels": channels}

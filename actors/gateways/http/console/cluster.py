@@ -21,7 +21,7 @@ from ...cluster_asking import Closable, ClusterAsking
 from ..web.authority import principal_of
 from ..web.responses import ApiError, api_error
 from .answers import answer, parameters_of
-from .source import Source
+from .source import BrokerData
 
 CACHE_S: Final = 2.0
 OpenAdmin = Callable[[str], Closable]
@@ -36,7 +36,7 @@ class ClusterPage:
 
     def __init__(
         self,
-        source: Source,
+        source: BrokerData,
         open_admin: OpenAdmin,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -51,12 +51,15 @@ class ClusterPage:
         if any(parameters.count(name) > 1 for name in ("topic", "channel")):
             raise api_error("INVALID_REQUEST")
         topic = parameters.get("topic") or ""
-        found = seen_by(principal_of(request), await self._fresh())
+        report = seen_by(principal_of(request), await self._fresh())
         if topic:
-            found = {**found, "topics": [row for row in found["topics"] if row["topic"] == topic]}
-            if not found["topics"]:
+            report = {
+                **report,
+                "topics": [row for row in report["topics"] if row["topic"] == topic],
+            }
+            if not report["topics"]:
                 raise ApiError(404, f"E_NOT_FOUND topic {topic!r} has no parts in this cluster")
-        return answer(found)
+        return answer(report)
 
     async def _fresh(self) -> Report:
         if self._report is not None and self._now() - self._made_s < CACHE_S:
@@ -102,5 +105,5 @@ def _plain(row: BrokerRow) -> BrokerRow:
         "health": row["health"] if row["health"] in ("", "OK") else UNWELL,
         "why": "",
         "handover": "",
-        "places": [{**one, "epoch": None, "why": ""} for one in row["places"]],
+        "places": [{**place, "epoch": None, "why": ""} for place in row["places"]],
     }

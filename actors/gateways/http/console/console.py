@@ -29,7 +29,7 @@ from .doing import BackgroundJobs, Doing
 from .files import ConsoleFiles
 from .reading import ReadHandlers
 from .sampler import Sampler
-from .source import Open, OpenProducer, Source
+from .source import BrokerData, Open, OpenProducer
 
 STREAM_S: Final = 600.0
 KEEP_S: Final = 15.0
@@ -74,11 +74,11 @@ class Live:
                     break
                 if has_changed:
                     before, tick = tick, board.tick
-                    told = self._told(view, before, jobs)
+                    events = self._told(view, before, jobs)
                     jobs = self._jobs.version
-                    for one in told:
-                        yield one
-                    silent_s = time.monotonic() if told else silent_s
+                    for message in events:
+                        yield message
+                    silent_s = time.monotonic() if events else silent_s
                 if time.monotonic() - silent_s >= KEEP_S:
                     yield b": keep\n\n"
                     silent_s = time.monotonic()
@@ -86,17 +86,17 @@ class Live:
 
     def _told(self, view: BoardView, tick: int, jobs: int) -> list[bytes]:
         board = self._sampler.board
-        found = view.changes(board, tick)
-        told = (
+        changes = view.changes(board, tick)
+        events = (
             []
-            if found is None
-            else [event("snapshot" if found.pop("whole", False) else "changes", found)]
+            if changes is None
+            else [event("snapshot" if changes.pop("whole", False) else "changes", changes)]
         )
         if self._sampler.alarms_tick > tick:
-            told.append(event("alarms", view.alarms(self._sampler.alarms)))
+            events.append(event("alarms", view.alarms(self._sampler.alarms)))
         if self._jobs.version > jobs:
-            told.append(event("jobs", {"jobs": self._jobs.rows(view.principal)}))
-        return told
+            events.append(event("jobs", {"jobs": self._jobs.rows(view.principal)}))
+        return events
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -111,7 +111,7 @@ class Console:
 
     def __init__(
         self,
-        source: Source,
+        source: BrokerData,
         open_reader: Open,
         open_producer: OpenProducer,
         url: str,

@@ -65,7 +65,7 @@ from .answers import (
     published,
     read_options,
 )
-from .source import Open, OpenProducer, Source
+from .source import BrokerData, Open, OpenProducer
 
 log = logging.getLogger("zsq")
 
@@ -132,7 +132,7 @@ class Job:
     def row(self, viewer: Principal) -> JobRow:
         """Return the row. `viewer` sees only the places that they may view."""
         plan = self.plan
-        reasons = sorted(plan.left.items(), key=lambda one: -one[1])[:REASONS_MAX]
+        reasons = sorted(plan.left.items(), key=lambda reason: -reason[1])[:REASONS_MAX]
         return {
             "id": self.number, "kind": "redrive", "topic": self.topic, "state": self.state, "sent": plan.total,
             "left": sum(plan.left.values()), "total": self.total,
@@ -160,7 +160,7 @@ class BackgroundJobs:
     destinations on behalf of the job's user.
     """
 
-    def __init__(self, url: str, stats: SharedStats, source: Source, running: Limiter) -> None:
+    def __init__(self, url: str, stats: SharedStats, source: BrokerData, running: Limiter) -> None:
         self._url = url
         self._running = running
         self._source = source
@@ -387,7 +387,7 @@ class Doing:
 
     def __init__(
         self,
-        source: Source,
+        source: BrokerData,
         open_reader: Open,
         open_producer: OpenProducer,
         stats: SharedStats,
@@ -551,8 +551,8 @@ class Doing:
             or not all(isinstance(key, str) for key in keys)
         ):
             raise bad(f'give {{"keys": [1 to {KEYS_MAX} keys]}} or {{"all": true}}')
-        found = await self._source.delayed_cancel(topic, cast("list[str]", keys))
-        return {"cancelled": sum(found), "not_found": len(found) - sum(found)}
+        cancelled = await self._source.delayed_cancel(topic, cast("list[str]", keys))
+        return {"cancelled": sum(cancelled), "not_found": len(cancelled) - sum(cancelled)}
 
     async def _disconnect(
         self, topic: str, channel: str, options: JsonObject, principal: Principal
@@ -634,10 +634,10 @@ class Doing:
             raise api_error("UNAUTHORIZED")
         try:
             if request.url.path.endswith("/ack"):
-                found = await self._source.alarm_ack(topic, channel, figure, seconds=seconds)
+                silenced = await self._source.alarm_ack(topic, channel, figure, seconds=seconds)
             else:
-                found = await self._source.alarm_unack(topic, channel, figure)
-            return answer({"done": True, **found})
+                silenced = await self._source.alarm_unack(topic, channel, figure)
+            return answer({"done": True, **silenced})
         finally:
             self._stir()
 
@@ -690,8 +690,8 @@ class Doing:
         offset = receipt.offset
         if offset is None or offset < 0:
             return {"offset": None, "part": None, "id": None}
-        own = part_of(topic)
-        part = receipt.part if own is None else own[1]
+        place = part_of(topic)
+        part = receipt.part if place is None else place[1]
         return {"offset": offset, "part": part, "id": id_of(offset, await self._node(), part)}
 
     # Previews
@@ -703,12 +703,15 @@ class Doing:
         keys = number(parameters, "keys", 0, 0, 1 << 53) if parameters.get("keys") else None
         to = _place(parameters) if action == "channel.seek" else None
         offsets = None
-        if (given := parameters.get("offsets")) is not None:
-            offsets = _offsets({"offsets": [_whole(one) for one in given.split(",")]})
+        if (text := parameters.get("offsets")) is not None:
+            offsets = _offsets(
+                {"offsets": [_whole(action_of_path) for action_of_path in text.split(",")]}
+            )
             # Which messages a channel has finished is more than a user with `view` may see.
             path = "/api/channel/skip" if action == "channel.skip" else "/api/redrive"
             if not all(
-                principal_of(request).may(one, topic, channel) for one in actions_of("POST", path)
+                principal_of(request).may(action_of_path, topic, channel)
+                for action_of_path in actions_of("POST", path)
             ):
                 raise api_error("UNAUTHORIZED")
         return answer(await self._preview(action, topic, channel, to, keys, offsets))
@@ -723,29 +726,31 @@ class Doing:
         offsets: Sequence[int] | None = None,
     ) -> losses.Preview:
         """`to` is a position in the form of the body of a seek."""
-        whole = whole_topic(await self._stats.fresh(topic), topic)
-        own: ChannelStats | None = None
+        combined = whole_topic(await self._stats.fresh(topic), topic)
+        channel_row: ChannelStats | None = None
         if action.startswith("channel."):
-            own = whole.channel(channel)
-            if own is None:
+            channel_row = combined.channel(channel)
+            if channel_row is None:
                 raise api_error("CHANNEL_NOT_FOUND")
         offset = None if to is None else await self._offset(topic, to)
         chosen = None
         if offsets is not None:
-            chosen = len(offsets), await self._unfinished(whole, channel or REDRIVE, offsets)
-        asked = losses.ActionRequest(whole.row, own, offset, keys, chosen, whole.missing)
-        return losses.preview(action, asked)
+            chosen = len(offsets), await self._unfinished(combined, channel or REDRIVE, offsets)
+        request = losses.ActionRequest(
+            combined.row, channel_row, offset, keys, chosen, combined.missing
+        )
+        return losses.preview(action, request)
 
     async def _unfinished(
-        self, whole: WholeTopic, channel: str, offsets: Sequence[int]
+        self, combined: WholeTopic, channel: str, offsets: Sequence[int]
     ) -> list[int]:
         """Return which of the offsets the channel has not finished.
 
         Without a channel for redrives, that is all that are stored.
         """
-        row = whole.row
-        if channel == REDRIVE and whole.channel(channel) is None:
-            return [one for one in offsets if row["start"] <= one < row["head"]]
+        row = combined.row
+        if channel == REDRIVE and combined.channel(channel) is None:
+            return [offset for offset in offsets if row["start"] <= offset < row["head"]]
         return await self._source.skip(row["topic_name"], channel, offsets, preview=True)
 
     async def _offset(self, topic: str, to: object) -> int:
@@ -772,7 +777,7 @@ class Doing:
         seen = _seen(options.pop("seen"))
         if action == "topic.close" and _side(options) == "consumers":
             action = "topic.close.consumers"
-        now: losses.Seen
+        now: losses.SeenCounts
         if losses.has_preview(action):
             to = options.get("to") if action == "channel.seek" else None
             offsets = _offsets(options) if "offsets" in options else None
@@ -796,12 +801,12 @@ def _place(parameters: Parameters) -> object:
     return {"time_ms": int(to[5:])}
 
 
-def _seen(given: object) -> losses.Seen:
+def _seen(seen: object) -> losses.SeenCounts:
     """Return what the user of an action has seen. Raises `ApiError` if it has another form."""
-    if isinstance(given, dict) and isinstance(given.get("uuid"), str):
-        counts = given.get("counts")
+    if isinstance(seen, dict) and isinstance(seen.get("uuid"), str):
+        counts = seen.get("counts")
         if isinstance(counts, dict) and all(type(count) is int for count in counts.values()):
-            return {"uuid": given["uuid"], "counts": counts}
+            return {"uuid": seen["uuid"], "counts": counts}
     raise bad("seen must be what the preview has returned as seen")
 
 
@@ -811,7 +816,7 @@ def _offsets(options: JsonObject) -> list[int]:
     if (
         isinstance(offsets, list)
         and 1 <= len(offsets) <= SKIPPED_MAX
-        and all(type(one) is int and 0 <= one < END for one in offsets)
+        and all(type(offset) is int and 0 <= offset < END for offset in offsets)
     ):
         return sorted(set(cast("list[int]", offsets)))
     raise bad(f"offsets must be 1 to {SKIPPED_MAX:,} offsets, which are whole numbers from 0 on")
@@ -842,13 +847,13 @@ class ScheduleSettings(TypedDict, total=False):
 
 def _schedule_settings(options: JsonObject) -> ScheduleSettings:
     """Return the settings of a schedule that are texts. The broker checks them."""
-    found: ScheduleSettings = {}
+    settings: ScheduleSettings = {}
     for name in ScheduleSettings.__optional_keys__ & options.keys():
         value = options[name]
         if not isinstance(value, str):
             raise bad(f"{name} must be a string, not {repr(value)[:40]}")
-        found[name] = value  # type: ignore[literal-required]
-    return found
+        settings[name] = value  # type: ignore[literal-required]
+    return settings
 
 
 def _without(options: JsonObject, *names: str) -> JsonObject:
@@ -889,8 +894,12 @@ def _check_dead_letters(
             raise api_error("UNAUTHORIZED") from None
 
 
-def _time_s(given: Mapping[str, object]) -> float:
-    time_ms = given.get("time_ms")
-    if given.keys() == {"time_ms"} and isinstance(time_ms, (int, float)) and abs(time_ms) < 1 << 43:
+def _time_s(options: Mapping[str, object]) -> float:
+    time_ms = options.get("time_ms")
+    if (
+        options.keys() == {"time_ms"}
+        and isinstance(time_ms, (int, float))
+        and abs(time_ms) < 1 << 43
+    ):
         return float(time_ms) / 1000
     raise bad('a time must be {"time_ms": milliseconds since 1970}')

@@ -71,12 +71,12 @@ def settings_module() -> str:
         "default",
     )
     tables = {"CHANNEL": CHANNEL, "TOPIC": TOPIC}
-    told: dict[str, object] = {
-        name: [{one: getattr(row, one) for one in columns} for row in rows]
+    constants: dict[str, object] = {
+        name: [{column: getattr(row, column) for column in columns} for row in rows]
         for name, rows in tables.items()
     }
-    told["SYNC_MODES"] = SYNC_MODES
-    lines = [f"export const {name} = {json.dumps(value)};\n" for name, value in told.items()]
+    constants["SYNC_MODES"] = SYNC_MODES
+    lines = [f"export const {name} = {json.dumps(value)};\n" for name, value in constants.items()]
     return "// Made from transport/settings.py.\n" + "".join(lines)
 
 

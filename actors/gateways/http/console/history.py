@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from .board import Row
+from .board import BoardRow
 
 FINE: Final = 300  # the number of values of the fine ring, one a second
 COARSE: Final = 720
@@ -135,7 +135,7 @@ class History:
     def __init__(self) -> None:
         self._tracks: dict[tuple[str, str], Track] = {}
 
-    def note(self, changed: Iterable[tuple[str, str, Row]], second: int) -> None:
+    def note(self, changed: Iterable[tuple[str, str, BoardRow]], second: int) -> None:
         """Record changed rows of the board at `second` of a monotonic clock."""
         for topic, channel, row in changed:
             track = self._tracks.get((topic, channel))
@@ -146,12 +146,12 @@ class History:
                     CHANNEL_FIGURES if channel else TOPIC_FIGURES, second
                 )
             values = row.values
-            own = [(name, values.get(name)) for name in track.figures if name != "again"]
+            figures = [(name, values.get(name)) for name in track.figures if name != "again"]
             if channel:
-                own.append(("again", values["requeues"] + values["timeouts"]))
-            track.note(own, second)
+                figures.append(("again", values["requeues"] + values["timeouts"]))
+            track.note(figures, second)
 
-    def keep_only(self, topics: Mapping[str, Row]) -> None:
+    def keep_only(self, topics: Mapping[str, BoardRow]) -> None:
         """Forget all topics and channels that are not in `topics`."""
         if len(self._tracks) != len(topics) + sum(len(row.channels) for row in topics.values()):
             self._tracks = {
@@ -172,15 +172,15 @@ class History:
         """Return the named series, with at most `points` values each."""
         track = self._tracks.get((topic, channel))
         count = SPANS[span][0]
-        found = {}
+        series = {}
         for name in names:
             figure = track.figures.get(name) if track is not None else None
             values = figure.last(span, second) if figure is not None else [_NAN] * count
             mean = (CHANNEL_FIGURES if channel else TOPIC_FIGURES).get(name, False)
-            found[name] = [
+            series[name] = [
                 _shown(value) for value in thinned(values, stride(span, points), mean=mean)
             ]
-        return found
+        return series
 
 
 def stride(span: str, points: int) -> int:
@@ -196,11 +196,11 @@ def thinned(values: Sequence[float], each: int, *, mean: bool) -> Sequence[float
     """
     if each <= 1:
         return values
-    found = []
+    points = []
     for at in range(len(values) % each, len(values), each):
         known = [value for value in values[at : at + each] if value == value]
-        found.append((sum(known) / len(known) if mean else max(known)) if known else _NAN)
-    return found
+        points.append((sum(known) / len(known) if mean else max(known)) if known else _NAN)
+    return points
 
 
 def _shown(value: float) -> float | None:

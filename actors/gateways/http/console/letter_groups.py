@@ -34,7 +34,7 @@ class LetterKind(NamedTuple):
         return blake2b("\n".join(self).encode(), digest_size=8).hexdigest()
 
 
-class Letter(Protocol):
+class DeadLetter(Protocol):
     """The part of a stored message that says how it died."""
 
     @property
@@ -67,7 +67,7 @@ def kind_of(headers: Mapping[str, HeaderValue]) -> LetterKind:
     )
 
 
-def letter_groups(letters: Iterable[Letter]) -> list[ShownGroup]:
+def letter_groups(letters: Iterable[DeadLetter]) -> list[ShownGroup]:
     """Return the groups, the largest first."""
     groups: dict[LetterKind, list[int]] = {}
     for letter in letters:

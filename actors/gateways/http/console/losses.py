@@ -80,7 +80,7 @@ class Loss(TypedDict):
     count: int
 
 
-class Seen(TypedDict):
+class SeenCounts(TypedDict):
     """The topic and the numbers that a user has seen before confirming an action.
 
     A dialog gets it with the preview, and sends it back with the action.
@@ -102,7 +102,7 @@ class Preview(MoreLosses):
     says: list[str]
     harmless: bool
     unknown: bool
-    seen: Seen
+    seen: SeenCounts
 
 
 _HELD: Final = (
@@ -113,32 +113,32 @@ _HELD: Final = (
 )
 
 
-def preview(action: str, asked: ActionRequest) -> Preview:
+def preview(action: str, request: ActionRequest) -> Preview:
     """Return the preview of an action. Raises `ApiError` for an unknown action."""
     make = _ACTIONS.get(action)
     if make is None:
         raise _bad(f"unknown action {action[:40]!r}; the actions are {', '.join(_ACTIONS)}")
-    losses, says, more = make(asked)
+    losses, says, more = make(request)
     losses = [loss for loss in losses if loss.number]
-    rows = [asked.channel] if asked.channel is not None else asked.topic["channels"]
+    rows = [request.channel] if request.channel is not None else request.topic["channels"]
     unknown = any(row["health"] in ("starting", "failed") for row in rows)
     if unknown:
         says = [*says, "A channel is starting or has failed. Its messages are not counted."]
-    if asked.missing:
-        says = [*says, f"{asked.missing}."]
-    unknown = unknown or bool(asked.missing)
+    if request.missing:
+        says = [*says, f"{request.missing}."]
+    unknown = unknown or bool(request.missing)
     return {
         "action": action,
         "loses": [{"what": loss.what, "count": loss.number} for loss in losses],
         "says": says,
-        "harmless": not losses and not asked.missing,
+        "harmless": not losses and not request.missing,
         "unknown": unknown,
-        "seen": _seen(asked.topic, losses, more),
+        "seen": _seen(request.topic, losses, more),
         **more,
     }
 
 
-def _seen(topic: TopicStats, losses: Iterable[ActionLoss], more: MoreLosses) -> Seen:
+def _seen(topic: TopicStats, losses: Iterable[ActionLoss], more: MoreLosses) -> SeenCounts:
     """Return what the preview shows.
 
     Messages in all states count together, because consumers move them between states.
@@ -156,7 +156,7 @@ def _seen(topic: TopicStats, losses: Iterable[ActionLoss], more: MoreLosses) -> 
 GROWTH_MAX: Final = 0.1
 
 
-def change(seen: Seen, now: Seen) -> str:
+def change(seen: SeenCounts, now: SeenCounts) -> str:
     """Return how much more an action would affect than the user has seen, as a sentence, or ""."""
     if seen["uuid"] != now["uuid"]:
         return "the topic was deleted and created again after this dialog was opened"
@@ -173,21 +173,21 @@ def has_preview(action: str) -> bool:
 
 def _held(row: ChannelStats) -> list[ActionLoss]:
     counts: Mapping[str, Any] = row
-    return [ActionLoss(f"messages {what}", counts.get(name, 0)) for name, what in _HELD]
+    return [ActionLoss(f"messages {state}", counts.get(name, 0)) for name, state in _HELD]
 
 
 def _sentence(losses: list[ActionLoss], end: str) -> list[str]:
-    told = [f"{loss.number:,} {loss.what}" for loss in losses if loss.number]
-    return [f"{', '.join(told)} {end}"] if told else []
+    texts = [f"{loss.number:,} {loss.what}" for loss in losses if loss.number]
+    return [f"{', '.join(texts)} {end}"] if texts else []
 
 
-def _people(rows: Iterable[ChannelStats], what: str) -> list[str]:
+def _people(rows: Iterable[ChannelStats], effect: str) -> list[str]:
     count = sum(row.get("client_count", 0) for row in rows)
-    return [f"Connected consumers: {count:,}. {what}."] if count else []
+    return [f"Connected consumers: {count:,}. {effect}."] if count else []
 
 
-def _topic_delete(asked: ActionRequest) -> LossReport:
-    row = asked.topic
+def _topic_delete(request: ActionRequest) -> LossReport:
+    row = request.topic
     stored = row["kept_count"]
     left = remaining(row)
     losses = [
@@ -208,9 +208,12 @@ def _topic_delete(asked: ActionRequest) -> LossReport:
     )
 
 
-def _topic_empty(asked: ActionRequest) -> LossReport:
-    losses, delayed = [ActionLoss("messages waiting", asked.topic["depth"])], _delayed(asked, None)
-    where = "for the topic to be unpaused" if asked.topic["channels"] else "for a first channel"
+def _topic_empty(request: ActionRequest) -> LossReport:
+    losses, delayed = (
+        [ActionLoss("messages waiting", request.topic["depth"])],
+        _delayed(request, None),
+    )
+    where = "for the topic to be unpaused" if request.topic["channels"] else "for a first channel"
     says = _sentence(
         losses,
         (
@@ -232,7 +235,7 @@ def _topic_empty(asked: ActionRequest) -> LossReport:
     )
 
 
-def _topic_pause(asked: ActionRequest) -> LossReport:
+def _topic_pause(request: ActionRequest) -> LossReport:
     return LossReport(
         [],
         [
@@ -245,14 +248,14 @@ def _topic_pause(asked: ActionRequest) -> LossReport:
     )
 
 
-def _topic_close(asked: ActionRequest) -> LossReport:
+def _topic_close(request: ActionRequest) -> LossReport:
     says = [
         (
             "Publishers are refused from now on. Consumers continue and drain the topic. It can be "
             "opened again."
         )
     ]
-    left = remaining(asked.topic)
+    left = remaining(request.topic)
     return LossReport(
         [],
         says
@@ -261,17 +264,19 @@ def _topic_close(asked: ActionRequest) -> LossReport:
     )
 
 
-def _topic_close_consumers(asked: ActionRequest) -> LossReport:
-    left = remaining(asked.topic)
+def _topic_close_consumers(request: ActionRequest) -> LossReport:
+    left = remaining(request.topic)
     says = ["Publishers and consumers are refused from now on. It can be opened again."]
     says += [f"Not finished: {'; '.join(left)}. This stays in the topic."] if left else []
     return LossReport(
-        [], says + _people(asked.topic["channels"], "Their subscriptions end"), {"unfinished": left}
+        [],
+        says + _people(request.topic["channels"], "Their subscriptions end"),
+        {"unfinished": left},
     )
 
 
-def _channel_delete(asked: ActionRequest) -> LossReport:
-    losses = _held(asked.own)
+def _channel_delete(request: ActionRequest) -> LossReport:
+    losses = _held(request.own)
     says = _sentence(losses, "are not finished. They are removed with the channel.") or [
         "The channel has no unfinished messages."
     ]
@@ -279,11 +284,11 @@ def _channel_delete(asked: ActionRequest) -> LossReport:
         "Its settings and counters are removed too. The topic's log and its other channels do "
         "not change."
     )
-    return LossReport(losses, says + _people([asked.own], "They receive no more messages"), {})
+    return LossReport(losses, says + _people([request.own], "They receive no more messages"), {})
 
 
-def _channel_empty(asked: ActionRequest) -> LossReport:
-    held, delayed = _held(asked.own), _delayed(asked, asked.own["channel_name"])
+def _channel_empty(request: ActionRequest) -> LossReport:
+    held, delayed = _held(request.own), _delayed(request, request.own["channel_name"])
     says = _sentence(
         held, "will not be delivered to this channel (again). Other channels keep their messages."
     )
@@ -291,12 +296,12 @@ def _channel_empty(asked: ActionRequest) -> LossReport:
     return LossReport([*held, *delayed], says or ["The channel has no unfinished messages."], {})
 
 
-def _delayed(asked: ActionRequest, channel: str | None) -> list[ActionLoss]:
+def _delayed(request: ActionRequest, channel: str | None) -> list[ActionLoss]:
     """Return the delayed messages that are cancelled with the messages of the topic or channel."""
-    return [ActionLoss("delayed messages", cancelled_delayed([asked.topic], channel))]
+    return [ActionLoss("delayed messages", cancelled_delayed([request.topic], channel))]
 
 
-def _channel_pause(asked: ActionRequest) -> LossReport:
+def _channel_pause(request: ActionRequest) -> LossReport:
     says = [
         (
             "Nothing is delivered until the channel is unpaused. Messages in flight can still be "
@@ -306,21 +311,21 @@ def _channel_pause(asked: ActionRequest) -> LossReport:
     return LossReport([], says, {})
 
 
-def _channel_seek(asked: ActionRequest) -> LossReport:
+def _channel_seek(request: ActionRequest) -> LossReport:
     """Return the losses of a seek.
 
     Before the channel's position, only messages that the channel holds are unfinished. A seek
     clears them. It delivers them again only if they are at or after the new position.
     """
-    row, start, head = asked.own, asked.topic["start"], asked.topic["head"]
-    if asked.to is None:
+    row, start, head = request.own, request.topic["start"], request.topic["head"]
+    if request.to is None:
         raise _bad("to is missing; give to=OFFSET, earliest, latest or time:MS")
-    if head < asked.to < END:
+    if head < request.to < END:
         raise _bad(
-            f"offset {asked.to:,} is beyond the end of the topic, offset {head:,}; to skip all "
+            f"offset {request.to:,} is beyond the end of the topic, offset {head:,}; to skip all "
             "waiting messages, take latest"
         )
-    at, to = row.get("next_offset", 0), min(max(asked.to, start), head)
+    at, to = row.get("next_offset", 0), min(max(request.to, start), head)
     # The head may be behind offsets that never had a message, so the depth is the bound.
     again, skipped = max(0, at - to), min(max(0, to - at), row["depth"])
     requeued = max(0, row["depth"] - max(0, head - at))
@@ -337,9 +342,9 @@ def _channel_seek(asked: ActionRequest) -> LossReport:
     )
 
 
-def _delayed_cancel(asked: ActionRequest) -> LossReport:
-    waiting = asked.topic.get("delayed_count", 0)
-    count = waiting if asked.keys is None else min(asked.keys, waiting)
+def _delayed_cancel(request: ActionRequest) -> LossReport:
+    waiting = request.topic.get("delayed_count", 0)
+    count = waiting if request.keys is None else min(request.keys, waiting)
     return LossReport(
         [ActionLoss("delayed messages", count)],
         [f"{count:,} delayed messages are removed and never delivered."],
@@ -347,11 +352,11 @@ def _delayed_cancel(asked: ActionRequest) -> LossReport:
     )
 
 
-def _unfinished(asked: ActionRequest) -> tuple[Sequence[int], list[str]]:
+def _unfinished(request: ActionRequest) -> tuple[Sequence[int], list[str]]:
     """Return the chosen messages that are unfinished, and a sentence about the others."""
-    if asked.chosen is None:
+    if request.chosen is None:
         raise _bad("offsets is missing; give offsets=N,N,...")
-    count, offsets = asked.chosen
+    count, offsets = request.chosen
     others = count - len(offsets)
     return offsets, [
         f"{others:,} of the chosen messages are finished already, or on their way to the dead "
@@ -364,9 +369,9 @@ def _places(offsets: Sequence[int]) -> str:
     return f"offset{'s' * (len(offsets) > 1)} {places}" + ", ..." * (len(offsets) > OFFSETS_SHOWN)
 
 
-def _channel_skip(asked: ActionRequest) -> LossReport:
-    offsets, others = _unfinished(asked)
-    channel = asked.own["channel_name"]
+def _channel_skip(request: ActionRequest) -> LossReport:
+    offsets, others = _unfinished(request)
+    channel = request.own["channel_name"]
     losses = [ActionLoss(f"messages ({_places(offsets)})", len(offsets))]
     end = f"count as finished for channel {channel}, and are not delivered to it (again)."
     says = _sentence(losses, end)
@@ -374,17 +379,17 @@ def _channel_skip(asked: ActionRequest) -> LossReport:
     return LossReport(losses, says + others, {})
 
 
-def _redrive_discard(asked: ActionRequest) -> LossReport:
-    offsets, others = _unfinished(asked)
+def _redrive_discard(request: ActionRequest) -> LossReport:
+    offsets, others = _unfinished(request)
     losses = [ActionLoss(f"dead letters ({_places(offsets)})", len(offsets))]
     says = _sentence(losses, "are finished here without being sent back.")
     says += ["They can be read by offset until retention removes them."] if says else []
     return LossReport(losses, says + others, {})
 
 
-def _redrive(asked: ActionRequest) -> LossReport:
-    if asked.chosen is not None:
-        offsets, others = _unfinished(asked)
+def _redrive(request: ActionRequest) -> LossReport:
+    if request.chosen is not None:
+        offsets, others = _unfinished(request)
         count = len(offsets)
         says = (
             [
@@ -395,8 +400,8 @@ def _redrive(asked: ActionRequest) -> LossReport:
             else []
         )
         return LossReport([], says + others, {"count": count})
-    row = asked.topic
-    channels = {one["channel_name"]: one for one in row["channels"]}
+    row = request.topic
+    channels = {channel["channel_name"]: channel for channel in row["channels"]}
     if REDRIVE in channels:
         count = sum(loss.number for loss in _held(channels[REDRIVE]))
     else:
@@ -530,24 +535,25 @@ def topic_details(stats: BrokerStats, topic: str, known: Mapping[str, object]) -
         "topic": {**known, **{name: values.get(name) for name in _OF_TOPIC}, **more},
         "producers": [
             *map(_publisher, row.get("publishers", ())),
-            *(_nsq_producer(one, row["topic_name"]) for one in stats["producers"]),
+            *(_nsq_producer(producer, row["topic_name"]) for producer in stats["producers"]),
         ],
         "retire": {"state": row["closed"], "left": left, "drained": not left},
     }
 
 
-def _publisher(one: PublisherStats) -> ShownPublisher:
+def _publisher(publisher: PublisherStats) -> ShownPublisher:
     return {
-        "name": one["producer"], "kind": "zmq", "address": "", "count": None, "version": "", "via": one["via"], "blocks": one["blocks"],
-        "unanswered_bytes": one["unanswered_bytes"], "silent_ms": one["silent_ms"],
+        "name": publisher["producer"], "kind": "zmq", "address": "", "count": None, "version": "",
+        "via": publisher["via"], "blocks": publisher["blocks"],
+        "unanswered_bytes": publisher["unanswered_bytes"], "silent_ms": publisher["silent_ms"],
     }  # fmt: skip
 
 
-def _nsq_producer(one: ProducerStats, topic: str) -> ShownPublisher:
-    count = sum(row["count"] for row in one["pub_counts"] if row["topic"] == topic)
+def _nsq_producer(producer: ProducerStats, topic: str) -> ShownPublisher:
+    count = sum(row["count"] for row in producer["pub_counts"] if row["topic"] == topic)
     return {
-        "name": one.get("client_id", ""), "kind": "nsq", "address": one.get("remote_address", ""), "count": count,
-        "version": one.get("user_agent", ""), "via": "nsq", "blocks": None, "unanswered_bytes": None, "silent_ms": None,
+        "name": producer.get("client_id", ""), "kind": "nsq", "address": producer.get("remote_address", ""), "count": count,
+        "version": producer.get("user_agent", ""), "via": "nsq", "blocks": None, "unanswered_bytes": None, "silent_ms": None,
     }  # fmt: skip
 
 
@@ -567,43 +573,47 @@ def channel_details(row: ChannelStats, known: Mapping[str, object]) -> ChannelPa
     latencies = {"latency": latency(row.get("e2e_processing_latency"))}
     return {
         "channel": {**known, **more, **latencies},
-        "clients": [_client(one) for one in row["clients"]],
+        "clients": [_client(client) for client in row["clients"]],
     }
 
 
 _OF_CLIENT: Final = {row.view: (row.name, row.default) for row in rows_of("consumer") if row.view}
 
 
-def _client(one: ConsumerStats) -> ShownClient:
+def _client(client: ConsumerStats) -> ShownClient:
     percentiles, values = (
-        latency(one.get("e2e_processing_latency")),
-        cast("Mapping[str, object]", one),
+        latency(client.get("e2e_processing_latency")),
+        cast("Mapping[str, object]", client),
     )
-    told = {name: values.get(theirs, otherwise) for name, (theirs, otherwise) in _OF_CLIENT.items()}
+    shown = {
+        name: values.get(theirs, otherwise) for name, (theirs, otherwise) in _OF_CLIENT.items()
+    }
     more = {
-        "connected_ms": one.get("connect_ts", 0) * 1000,
-        "out": one.get("rates", {}).get("finish_count", 0.0),
+        "connected_ms": client.get("connect_ts", 0) * 1000,
+        "out": client.get("rates", {}).get("finish_count", 0.0),
         "p50_ms": percentiles["p50_ms"],
         "p99_ms": percentiles["p99_ms"],
-        "tls": bool(one.get("tls")),
-        "nsq": "remote_address" in one,
+        "tls": bool(client.get("tls")),
+        "nsq": "remote_address" in client,
     }
-    return cast("ShownClient", told | more)
+    return cast("ShownClient", shown | more)
 
 
-def latency(found: Latency | None) -> ShownLatency:
-    found = found or _NO_LATENCY
-    told = {
-        _QUANTILES[one["quantile"]]: round(one["value"] / _MS, 3) for one in found["percentiles"]
+def latency(measured: Latency | None) -> ShownLatency:
+    measured = measured or _NO_LATENCY
+    quantiles = {
+        _QUANTILES[percentile["quantile"]]: round(percentile["value"] / _MS, 3)
+        for percentile in measured["percentiles"]
     }
     return cast(
-        "ShownLatency", {"count": found["count"], **dict.fromkeys(_QUANTILES.values()), **told}
+        "ShownLatency",
+        {"count": measured["count"], **dict.fromkeys(_QUANTILES.values()), **quantiles},
     )
 
 
-def chunk_rows(found: Chunks) -> dict[str, object]:
+def chunk_rows(chunks: Chunks) -> dict[str, object]:
     """Return a topic's chunks with times in ms, for JavaScript."""
-    return {**found, "chunks": [_chunk(row) for row in found["chunks"]]}
+    return {**chunks, "chunks": [_chunk(row) for row in chunks["chunks"]]}
 
 
 def _chunk(row: ChunkRow) -> dict[str, object]:

@@ -26,17 +26,17 @@ from ...limiter import Limiter
 from ..api.broker import SharedStats
 from ..web.authority import principal_of
 from ..web.body import Parameters
-from ..web.places import Turns, holder_of
+from ..web.places import WorkTurns, holder_of
 from ..web.responses import ApiError, api_error
 from . import answers as bodies
 from .answers import HEADERS, answer, bad, number, parameters_of
-from .board import BoardView, Row
+from .board import BoardRow, BoardView
 from .doing import BackgroundJobs
 from .history import CHANNEL_FIGURES, FINE, SPANS, TOPIC_FIGURES, stride
 from .letter_groups import kind_of, letter_groups
 from .losses import channel_details, chunk_rows, topic_details
 from .sampler import Sampler
-from .source import Open, Source, TopicReader
+from .source import BrokerData, Open, TopicReader
 
 ADMIN: Final = Action.MANAGE_TOPIC
 MESSAGES_MAX: Final = 100
@@ -60,7 +60,7 @@ class ReadHandlers:
 
     def __init__(
         self,
-        source: Source,
+        source: BrokerData,
         open_reader: Open,
         stats: SharedStats,
         sampler: Sampler,
@@ -74,7 +74,7 @@ class ReadHandlers:
         self._stats = stats
         self._sampler = sampler
         self._jobs = jobs
-        self._looks = Turns(looks, LOOKS_MAX)
+        self._looks = WorkTurns(looks, LOOKS_MAX)
         self._memory: tuple[float, dict[int, int]] = (-MEMORY_AGE_S, {})
         self._measuring = asyncio.Lock()
 
@@ -99,11 +99,11 @@ class ReadHandlers:
             raise bad("topic is missing; give topic=NAME")
         await self._sampler.fresh()
         names = _series(parameters, [*(CHANNEL_FIGURES if channel else TOPIC_FIGURES)])
-        if (asked := parameters.get("span")) in LONG_SPANS:
+        if (span_name := parameters.get("span")) in LONG_SPANS:
             points = number(parameters, "points", LONG_POINTS, 1, LONG_POINTS)
-            found = await self._source.history(topic, channel or None, str(asked), points)
-            kept = {name: found["series"].get(name, ()) for name in names}
-            return answer({**found, "series": kept})
+            report = await self._source.history(topic, channel or None, str(span_name), points)
+            kept = {name: report["series"].get(name, ()) for name in names}
+            return answer({**report, "series": kept})
         span, points = _span(parameters, FINE * 4)
         series = self._sampler.history.series(
             topic, channel, span, names, points, self._sampler.second()
@@ -123,16 +123,16 @@ class ReadHandlers:
         second = self._sampler.second()
         if topic:
             row = board.topics.get(topic)
-            found = {
-                one: history.series(topic, one, span, names, points, second)
-                for one in (row.channels if row is not None else ())
+            histories = {
+                channel_name: history.series(topic, channel_name, span, names, points, second)
+                for channel_name in (row.channels if row is not None else ())
             }
         else:
-            found = {
+            histories = {
                 name: history.series(name, "", span, names, points, second)
                 for name, _ in board.rows(principal)
             }
-        return answer(self._times(span, points) | {"channels" if topic else "topics": found})
+        return answer(self._times(span, points) | {"channels" if topic else "topics": histories})
 
     def _times(self, span: str, points: int) -> dict[str, object]:
         step_s = SPANS[span][1]
@@ -144,9 +144,9 @@ class ReadHandlers:
         }
 
     async def alarms(self, request: Request) -> Response:
-        found = await self._source.overview(self._sampler.board.version, alarms=True)
+        overview = await self._source.overview(self._sampler.board.version, alarms=True)
         return answer(
-            BoardView(principal_of(request)).alarms(found.get("alarms", self._sampler.alarms))
+            BoardView(principal_of(request)).alarms(overview.get("alarms", self._sampler.alarms))
         )
 
     async def jobs(self, request: Request) -> Response:
@@ -166,7 +166,7 @@ class ReadHandlers:
         letters = {"a": ADMIN, "p": Action.PUBLISH}
         may = {
             row["topic"]: "".join(
-                one for one in letters if principal.may(letters[one], row["topic"])
+                letter for letter in letters if principal.may(letters[letter], row["topic"])
             )
             for row in rows
         }
@@ -185,8 +185,8 @@ class ReadHandlers:
         parameters = parameters_of(request)
         topic, channel = _topic(parameters), parameters.get("channel") or ""
         board, stats = await self._sampler.fresh(topic), await self._stats.fresh(topic)
-        whole = whole_topic(stats, topic)
-        row = whole.channel(channel)
+        combined = whole_topic(stats, topic)
+        row = combined.channel(channel)
         if row is None:
             raise ApiError(
                 404, f"E_NOT_FOUND channel {channel!r} of topic {topic!r} does not exist"
@@ -198,7 +198,7 @@ class ReadHandlers:
             .get("channels")
         )
         known = channels.get(channel, {}) if isinstance(channels, dict) else {}
-        known = {**known, "topic_uuid": whole.row["uuid"]}
+        known = {**known, "topic_uuid": combined.row["uuid"]}
         return answer({"now_ms": board.now_ms, **channel_details(row, known)})
 
     async def chunks(self, request: Request) -> Response:
@@ -212,8 +212,8 @@ class ReadHandlers:
         return answer(chunk_rows(await self._source.chunks(topic)) | {"cursors": cursors})
 
     async def processes(self, request: Request) -> Response:
-        found = await self._source.overview(self._sampler.board.version, processes=True)
-        rows: list[dict[str, Any]] = [{**row} for row in found.get("processes", ())]
+        overview = await self._source.overview(self._sampler.board.version, processes=True)
+        rows: list[dict[str, Any]] = [{**row} for row in overview.get("processes", ())]
         memory = await self._memory_of([row["pid"] for row in rows])
         for row in rows:
             row["memory_bytes"] = memory.get(row["pid"])
@@ -221,7 +221,7 @@ class ReadHandlers:
             {
                 "processes": rows,
                 "memory_bytes": sum(memory.values()),
-                "bucket": found.get("bucket"),
+                "bucket": overview.get("bucket"),
             }
         )
 
@@ -252,8 +252,8 @@ class ReadHandlers:
         topic, channel = _topic(parameters), parameters.get("channel") or ""
         count, room = number(parameters, "count", 20, 1, PEEK_MAX), _room(parameters, 1024)
         async with self._looks.turn(holder_of(request)):
-            found = await self._source.peek(topic, channel, count)
-        return answer(bodies.peeked(found, await self._node(), room))
+            peek = await self._source.peek(topic, channel, count)
+        return answer(bodies.peeked(peek, await self._node(), room))
 
     async def messages(self, request: Request) -> Response:
         parameters = parameters_of(request)
@@ -263,10 +263,10 @@ class ReadHandlers:
         async with self._looks.turn(holder_of(request)), self._open(topic) as reader:
             start, head = await reader.head()
             first = max(await self._first(parameters, reader, topic, node, count), start)
-            found, after, missing = await _read(topic, reader, first, head, count)
-            told = [bodies.message(one, node, room) for one in found]
+            messages, after, missing = await _read(topic, reader, first, head, count)
+            shown = [bodies.message(message, node, room) for message in messages]
         place = {"start": start, "head": head, "from": first, "next_offset": after}
-        return answer({**place, "missing": missing, "messages": told})
+        return answer({**place, "missing": missing, "messages": shown})
 
     async def dead_letters(self, request: Request) -> Response:
         """Group the newest dead letters, and return the letters of one `group`, the newest first.
@@ -284,59 +284,63 @@ class ReadHandlers:
             first = max(start, _first_letter(sender, head))
             letters, at, missing = await _newest(topic, reader, first, head)
             groups = letter_groups(letters)
-            members = [one for one in letters if chosen and kind_of(one.headers).id == chosen]
+            members = [
+                letter for letter in letters if chosen and kind_of(letter.headers).id == chosen
+            ]
             newest = members[-MESSAGES_MAX:]
-            told = [bodies.message(one, node, room) for one in reversed(newest)]
+            shown = [bodies.message(letter, node, room) for letter in reversed(newest)]
         place = {"from": at, "head": head, "read": len(letters), "all": at <= first}
-        return answer({**place, "missing": missing, "groups": groups, "messages": told})
+        return answer({**place, "missing": missing, "groups": groups, "messages": shown})
 
     async def body(self, request: Request) -> Response:
         parameters = parameters_of(request)
         topic, offset = _topic(parameters), number(parameters, "offset", -1, 0, 1 << 62)
         async with self._looks.turn(holder_of(request)), self._open(topic) as reader:
             _, head = await reader.head()
-            found, *_ = await _read(topic, reader, offset, head, 1)
-        if offset < 0 or not found or found[0].offset != offset:
+            messages, *_ = await _read(topic, reader, offset, head, 1)
+        if offset < 0 or not messages or messages[0].offset != offset:
             raise ApiError(404, f"E_NOT_FOUND topic {topic} has no message {offset}")
         headers = {
             **HEADERS,
             "content-disposition": f'attachment; filename="{topic.partition("#")[0]}-{offset}"',
         }
         headers["content-security-policy"] = "sandbox; default-src 'none'"
-        return Response(found[0].body, 200, headers, media_type="application/octet-stream")
+        return Response(messages[0].body, 200, headers, media_type="application/octet-stream")
 
     async def delayed(self, request: Request) -> Response:
         parameters = parameters_of(request)
         topic, limit = _topic(parameters), number(parameters, "limit", MESSAGES_MAX, 1, 1_000)
         count = await self._source.delayed_count(topic)
         rows = await self._source.delayed_list(topic, parameters.get("after") or "", limit)
-        told = {
+        head = {
             "count": count["messages"],
             "bytes": count["bytes"],
             "next_due_ms": count["next_due_ns"] // 1_000_000,
             "lost": count["lost"],
         }
-        return answer(told | {"messages": bodies.delayed(rows)})
+        return answer(head | {"messages": bodies.delayed(rows)})
 
     @staticmethod
     async def _first(
         parameters: Parameters, reader: TopicReader, topic: str, node: int, count: int
     ) -> int:
         """Return the first offset to show, from the one parameter that gives it."""
-        given = [
+        places = [
             name
             for name in ("offset", "id", "time_ms", "latest")
             if parameters.get(name) is not None
         ]
-        if len(given) > 1:
-            raise bad(f"give only one of offset, id, time_ms and latest, not {' and '.join(given)}")
-        if given == ["offset"]:
+        if len(places) > 1:
+            raise bad(
+                f"give only one of offset, id, time_ms and latest, not {' and '.join(places)}"
+            )
+        if places == ["offset"]:
             return number(parameters, "offset", 0, 0, 1 << 62)
-        if given == ["time_ms"]:
+        if places == ["time_ms"]:
             return await reader.offset_at(
                 number(parameters, "time_ms", 0, -(1 << 42), 1 << 42) * 1_000_000
             )
-        if given == ["id"]:
+        if places == ["id"]:
             text, part = parameters.get("id") or "", part_of(topic)
             of, offset = parse_id(text)
             if of is not None and part is not None and part_in_id(text) != part[1]:
@@ -359,24 +363,24 @@ async def _read(
     """Return messages from `first` on, the offset to continue at, and how many before it cannot be
     read.
     """
-    found: list[StoredMessage] = []
+    messages: list[StoredMessage] = []
     at, size, missing = first, 0, 0
     while at < head:
-        fetched = await reader.read(at, READ_BYTES if found else 1)
+        fetched = await reader.read(at, READ_BYTES if messages else 1)
         passed = at
         for block in fetched.blocks:
-            for one in _of_block(topic, block, at, head):
-                if len(found) < count and size < HELD_BYTES_MAX:
-                    found.append(one)
-                    size += len(one.body)
-                    at = one.offset + 1
-        is_full = len(found) >= count or size >= HELD_BYTES_MAX
+            for message in _of_block(topic, block, at, head):
+                if len(messages) < count and size < HELD_BYTES_MAX:
+                    messages.append(message)
+                    size += len(message.body)
+                    at = message.offset + 1
+        is_full = len(messages) >= count or size >= HELD_BYTES_MAX
         if not is_full:
             at = max(at, fetched.next_offset)
         missing += count_missing(fetched, passed, min(at, head))
         if is_full or (fetched.next_offset <= passed and not fetched.blocks):
             break
-    return found, at, missing
+    return messages, at, missing
 
 
 async def _newest(
@@ -387,9 +391,9 @@ async def _newest(
 
     The bounds are LETTERS_MAX and LETTERS_BYTES_MAX. The last step may exceed them by one step.
     """
-    found: list[StoredMessage] = []
+    letters: list[StoredMessage] = []
     at, size, missing, step = head, 0, 0, LETTERS_STEP
-    while at > first and len(found) < LETTERS_MAX and size < LETTERS_BYTES_MAX:
+    while at > first and len(letters) < LETTERS_MAX and size < LETTERS_BYTES_MAX:
         begin, end = max(first, at - step), at
         at, read, passed = begin, [], begin
         while passed < end:
@@ -399,14 +403,14 @@ async def _newest(
             if after <= passed:
                 break
             passed = after
-        found = read + found
-        size_now = sum(len(one.body) for one in read)
+        letters = read + letters
+        size_now = sum(len(message.body) for message in read)
         size += size_now
-        step = min(step * (2 if size_now < READ_BYTES else 1), LETTERS_MAX - len(found))
-    return found, at, missing
+        step = min(step * (2 if size_now < READ_BYTES else 1), LETTERS_MAX - len(letters))
+    return letters, at, missing
 
 
-def _first_letter(sender: Row | None, head: int) -> int:
+def _first_letter(sender: BoardRow | None, head: int) -> int:
     """Return the first offset that was not sent back, or 0 if there may be earlier ones."""
     if sender is None:
         return 0
@@ -443,10 +447,10 @@ def _span(parameters: Parameters, points: int) -> tuple[str, int]:
 def _series(
     parameters: Parameters, known: list[str], otherwise: list[str] | None = None
 ) -> list[str]:
-    said = parameters.get("series")
-    if not said:
+    text = parameters.get("series")
+    if not text:
         return otherwise or known
-    names = said.split(",")
+    names = text.split(",")
     for name in names:
         if name not in known:
             raise bad(f"unknown series {name[:20]!r}; the series are {', '.join(known)}")
@@ -455,5 +459,5 @@ def _series(
 
 def _measured(pids: list[int]) -> dict[int, int]:
     """Return the memory by pid. Processes that cannot be read (size 0) are left out."""
-    found: Mapping[int, int] = {pid: private_bytes(pid) for pid in pids}
-    return {pid: size for pid, size in found.items() if size}
+    sizes: Mapping[int, int] = {pid: private_bytes(pid) for pid in pids}
+    return {pid: size for pid, size in sizes.items() if size}

@@ -156,19 +156,19 @@ class Sampler:
     async def _sample(self) -> None:
         board = self.board
         try:
-            found = await self._broker.overview(board.version)
+            overview = await self._broker.overview(board.version)
         except ZsqError:
             board.version = 0
             raise
         now_s = time.monotonic()
         before = board.broker
-        changed = board.take(found, int(time.time() * 1000), int(now_s * 1000))
+        changed = board.take(overview, int(time.time() * 1000), int(now_s * 1000))
         self.history.note(changed, int(now_s))
         self._watched_each_s = min(
             max(WATCHED_S, sum(row.changed == board.tick for _, _, row in changed) / ROWS_A_S),
             WATCHED_S_MAX,
         )
-        if found["whole"]:
+        if overview["whole"]:
             self.history.keep_only(board.topics)
         if any(board.broker[name] != before.get(name) for name in ("alarms", "alarmed_ns")):
             self.alarms = (await self._broker.overview(board.version, alarms=True)).get(

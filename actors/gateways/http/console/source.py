@@ -39,7 +39,7 @@ from .....transport.wire.answers import (
 from .....transport.wire.codec import HeaderValue
 
 
-class Source(Protocol):
+class BrokerData(Protocol):
     """The part of `aio.Admin` that the console uses. All methods raise `ZsqError`."""
 
     async def overview(

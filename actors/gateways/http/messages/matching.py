@@ -50,7 +50,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SearchConditions:
     """The conditions of a search. A message must meet all of them. None means no condition."""
 
     text: str | None = None
@@ -69,7 +69,7 @@ class Undecoded:
 
 
 def matches(
-    block: Block, start: int, stop: int, wanted: Wanted, undecoded: Undecoded
+    block: Block, start: int, stop: int, wanted: SearchConditions, undecoded: Undecoded
 ) -> Iterator[int]:
     """Yield the indexes from `start` to `stop` of the messages that fit, in order, and PAUSE.
 
@@ -94,8 +94,8 @@ def matches(
 
 
 def _candidates(
-    block: Block, start: int, stop: int, wanted: Wanted
-) -> tuple[Iterator[int], Wanted]:
+    block: Block, start: int, stop: int, wanted: SearchConditions
+) -> tuple[Iterator[int], SearchConditions]:
     """Return the messages that meet one condition, and the conditions that are left to check.
 
     The condition is the one that is cheapest to find: tags and keys are shorter than bodies.
@@ -145,8 +145,8 @@ def _equal(column: Column | None, start: int, stop: int, value: bytes) -> Iterat
     """Yield the messages that have exactly this value."""
     if column is None:
         return
-    found = _holding(column, start, stop, value, False) if value else iter(range(start, stop))
-    for index in found:
+    indexes = _holding(column, start, stop, value, False) if value else iter(range(start, stop))
+    for index in indexes:
         if index == PAUSE or column.value(index) == value:
             yield index
 
@@ -168,7 +168,7 @@ def _present(column: Column, index: int) -> bool:
     return validity is None or bool(validity[index >> 3] & (1 << (index & 7)))
 
 
-def _fits(block: Block, index: int, wanted: Wanted) -> bool:
+def _fits(block: Block, index: int, wanted: SearchConditions) -> bool:
     """Check the conditions except that on a field."""
     if wanted.tag is not None and _value(block.tag, index) != wanted.tag:
         return False
@@ -261,13 +261,13 @@ def _same(value: Any, wanted: str | None) -> bool:
     return False
 
 
-def named(text: str, what: str, form: str = "NAME") -> Named:
+def named(text: str, caption: str, form: str = "NAME") -> Named:
     """Parse NAME or NAME=VALUE, or the same with PATH. Raises `ValueError` with the reason."""
     name, equals, value = text.partition("=")
     if not name:
-        raise ValueError(f"{what} must be {form} or {form}=VALUE, not {text[:40]!r}")
+        raise ValueError(f"{caption} must be {form} or {form}=VALUE, not {text[:40]!r}")
     if name.count(".") >= PATH_NAMES_MAX or len(text) > TEXT_CHARS_MAX:
         raise ValueError(
-            f"{what} must have at most {PATH_NAMES_MAX} names and {TEXT_CHARS_MAX} characters"
+            f"{caption} must have at most {PATH_NAMES_MAX} names and {TEXT_CHARS_MAX} characters"
         )
     return Named(name, value if equals else None)

@@ -1,4 +1,4 @@
-"""Pace: how many messages a live tail shows, and which ones it leaves out. Pure.
+"""TailPace: how many messages a live tail shows, and which ones it leaves out. Pure.
 
 A person reads a few messages a second, and a topic may get a hundred thousand. So a tail shows at
 most RATE messages a second on average. What it has not shown yet stays in the topic's log and costs
@@ -29,7 +29,7 @@ class Turn(NamedTuple):
     dropped: int
 
 
-class Pace:
+class TailPace:
     """The pace of one tail. `now_s` is a time of any steady clock."""
 
     def __init__(self, now_s: float) -> None:

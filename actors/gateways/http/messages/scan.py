@@ -1,4 +1,4 @@
-"""Scan: reads a range of a topic in steps and returns the messages that a search wants.
+"""MessageScan: reads a range of a topic in steps and returns the messages that a search wants.
 
 The gateway serves all its clients in one thread. So a scan lets other requests run whenever it has
 worked for SLICE_S, also in the middle of a block. Only one read of about READ_BYTES is in memory at
@@ -20,13 +20,13 @@ from .....transport.client.core.message import (
     missing_in,
 )
 from ..console.source import TopicReader
-from .matching import PAUSE, Undecoded, Wanted, matches
+from .matching import PAUSE, SearchConditions, Undecoded, matches
 
 READ_BYTES: Final = 1024 * 1024
 SLICE_S: Final = 0.001
 
 
-class Scan:
+class MessageScan:
     """A scan of the offsets from `first` to `end` (exclusive).
 
     `at` is the offset at which it continues. `time_ns` is the time of the last block that it has
@@ -44,7 +44,7 @@ class Scan:
         topic: str,
         first: int,
         end: int,
-        wanted: Wanted,
+        wanted: SearchConditions,
         *,
         whole: bool = False,
     ) -> None:
@@ -104,13 +104,13 @@ class Scan:
             if self._skip(fetched, fetched.next_offset):
                 return
 
-    def _skip(self, found: Fetched, to: int) -> bool:
+    def _skip(self, fetched: Fetched, to: int) -> bool:
         """Continue at `to` or at the end, and count what is missing before that.
 
         Return True if the scan ends here.
         """
         to = min(to, self._end)
-        for missing in missing_in(found, self.at, to):
+        for missing in missing_in(fetched, self.at, to):
             self.gap = missing
             self.missing += missing.stop - missing.first
             self.at = missing.stop

@@ -39,9 +39,9 @@ from ..console.answers import (
 from ..console.source import Open, TopicReader
 from ..web.authority import Rights, rights_of
 from ..web.body import Parameters
-from ..web.places import Limiters, Stream, Turns, holder_of
-from .matching import TEXT_CHARS_MAX, Wanted, named
-from .scan import Scan
+from ..web.places import Limiters, Stream, WorkTurns, holder_of
+from .matching import TEXT_CHARS_MAX, SearchConditions, named
+from .scan import MessageScan
 
 FOUND_MAX: Final = 200
 SEARCHES_MAX: Final = 4  # the most steps of searches that run at the same time; others wait
@@ -82,7 +82,7 @@ class SearchAnswer(TypedDict):
     messages: list[ShownMessage]
 
 
-class Range(NamedTuple):
+class SearchRange(NamedTuple):
     """The offsets to search. `missing` are those before `first` that were asked for, and that
     retention has removed.
     """
@@ -96,13 +96,13 @@ class Search(NamedTuple):
     """The parameters of a search. Without `offset` it begins at `from_ns`, or at the oldest."""
 
     topic: str
-    wanted: Wanted
+    wanted: SearchConditions
     offset: int | None
     end: int | None
     from_ns: int | None
     to_ns: int | None
 
-    async def range(self, reader: TopicReader, start: int, head: int) -> Range:
+    async def range(self, reader: TopicReader, start: int, head: int) -> SearchRange:
         """Return the offsets from which and up to which to search."""
         first, end = self.offset, head if self.end is None else min(head, self.end)
         if first is None:
@@ -111,27 +111,29 @@ class Search(NamedTuple):
             end = min(end, await reader.offset_at(self.to_ns))
         missing = 0 if self.offset is None else max(0, min(start, end) - first)
         first = max(first, start)
-        return Range(first, max(first, end), missing)
+        return SearchRange(first, max(first, end), missing)
 
 
 def search_of(parameters: Parameters) -> Search:
     """Parse the parameters that search and download share. Raises `ApiError`."""
     texts: dict[str, str | None] = {}
     for name in ("text", "key", "tag", "header", "field"):
-        said = parameters.get(name)
-        if said is not None and len(said) > TEXT_CHARS_MAX:
-            raise bad(f"{name} must have at most {TEXT_CHARS_MAX} characters, not {len(said)}")
-        texts[name] = said or None
+        text = parameters.get(name)
+        if text is not None and len(text) > TEXT_CHARS_MAX:
+            raise bad(f"{name} must have at most {TEXT_CHARS_MAX} characters, not {len(text)}")
+        texts[name] = text or None
     try:
         header = None if texts["header"] is None else named(texts["header"], "header")
         field = None if texts["field"] is None else named(texts["field"], "field", "PATH")
         key, tag = (
-            None if said is None else said.encode() for said in (texts["key"], texts["tag"])
+            None if text is None else text.encode() for text in (texts["key"], texts["tag"])
         )
     except ValueError as error:
         raise bad(str(error)) from None
-    wanted = Wanted(texts["text"], parameters.flag("ignore_case", False), key, tag, header, field)
-    found = Search(
+    wanted = SearchConditions(
+        texts["text"], parameters.flag("ignore_case", False), key, tag, header, field
+    )
+    search = Search(
         parameters.get("topic") or "",
         wanted,
         _offset(parameters, "offset"),
@@ -139,9 +141,9 @@ def search_of(parameters: Parameters) -> Search:
         _time_ns(parameters, "from_ms"),
         _time_ns(parameters, "to_ms"),
     )
-    if found.from_ns is not None and found.to_ns is not None and found.from_ns > found.to_ns:
+    if search.from_ns is not None and search.to_ns is not None and search.from_ns > search.to_ns:
         raise bad("from_ms must not be later than to_ms")
-    return found
+    return search
 
 
 def _offset(parameters: Parameters, name: str) -> int | None:
@@ -162,26 +164,26 @@ class Searching:
     def __init__(self, open_reader: Open, node: Node, limiters: Limiters) -> None:
         self._open = open_reader
         self._node = node
-        self._searches = Turns(limiters.searches, SEARCHES_MAX)
+        self._searches = WorkTurns(limiters.searches, SEARCHES_MAX)
         self._downloads = limiters.downloads
 
     async def search(self, request: Request) -> Response:
         parameters = parameters_of(request)
-        asked = search_of(parameters)
+        search = search_of(parameters)
         count = number(parameters, "count", FOUND_MAX, 1, FOUND_MAX)
         room = Room(number(parameters, "body_max", SHOWN_BYTES, 0, BODY_BYTES_MAX))
         node = await self._node()
-        async with self._searches.turn(holder_of(request)), self._open(asked.topic) as reader:
+        async with self._searches.turn(holder_of(request)), self._open(search.topic) as reader:
             start, head = await reader.head()
-            first, end, missing = await asked.range(reader, start, head)
-            scan = Scan(reader, asked.topic, first, end, asked.wanted)
+            first, end, missing = await search.range(reader, start, head)
+            scan = MessageScan(reader, search.topic, first, end, search.wanted)
             shown: list[ShownMessage] = []
-            async with aclosing(scan.found(STEP_BYTES, time.monotonic() + STEP_S)) as found:
-                async for one in found:
-                    shown.append(message(one, node, room))
+            async with aclosing(scan.found(STEP_BYTES, time.monotonic() + STEP_S)) as matches:
+                async for match in matches:
+                    shown.append(message(match, node, room))
                     if len(shown) >= count:
                         break
-        told: SearchAnswer = {
+        reply: SearchAnswer = {
             "start": start,
             "head": head,
             "first": first,
@@ -193,13 +195,13 @@ class Searching:
             "missing": missing + scan.missing,
             "messages": shown,
         }
-        return answer(told)
+        return answer(reply)
 
     async def download(self, request: Request) -> Response:
         parameters = parameters_of(request)
-        asked = search_of(parameters)
+        search = search_of(parameters)
         count = number(parameters, "count", DOWNLOAD_MESSAGES, 1, DOWNLOAD_MESSAGES_MAX)
-        name = asked.topic.replace("#", "-")
+        name = search.topic.replace("#", "-")
         headers = {
             **HEADERS,
             "content-disposition": f'attachment; filename="{name}.jsonl"',
@@ -209,11 +211,11 @@ class Searching:
             node = await self._node()
             # Errors are answered as such only before the first line. The stream opens a reader of
             # its own, because a stream that is never read would not close this one.
-            async with self._open(asked.topic) as reader:
-                await asked.range(reader, *await reader.head())
+            async with self._open(search.topic) as reader:
+                await search.range(reader, *await reader.head())
             if request.method == "HEAD":
                 return Response(b"", 200, headers, media_type=NDJSON)
-            lines = self._pieces(self._lines(asked, count, node, rights_of(request)))
+            lines = self._pieces(self._lines(search, count, node, rights_of(request)))
             return Stream(place, lines, headers, NDJSON)
 
     async def _pieces(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -229,35 +231,37 @@ class Searching:
         yield b"".join(held)
 
     async def _lines(
-        self, asked: Search, count: int, node: int, rights: Rights
+        self, search: Search, count: int, node: int, rights: Rights
     ) -> AsyncIterator[bytes]:
         """Yield a line for each message, and a last line if the download is cut."""
-        at = asked.offset or 0
+        at = search.offset or 0
         try:
-            async with self._open(asked.topic) as reader:
-                first, end, missing = await asked.range(reader, *await reader.head())
+            async with self._open(search.topic) as reader:
+                first, end, missing = await search.range(reader, *await reader.head())
                 if missing:
                     gap = removed(at, at + missing, first)
-                    yield cut_line(gap.text(asked.topic), gap.stop)
+                    yield cut_line(gap.text(search.topic), gap.stop)
                     return
-                scan = Scan(reader, asked.topic, first, end, asked.wanted, whole=True)
+                scan = MessageScan(reader, search.topic, first, end, search.wanted, whole=True)
                 why = ""
-                async with aclosing(self._bounded(scan, asked.topic, count, node, rights)) as found:
-                    async for line, next_offset, cut in found:
+                async with aclosing(
+                    self._bounded(scan, search.topic, count, node, rights)
+                ) as matches:
+                    async for line, next_offset, cut in matches:
                         at, why = next_offset, cut
                         if line:
                             yield line
                 if why:
                     yield cut_line(why, at)
                 elif scan.gap is not None:
-                    yield cut_line(scan.gap.text(asked.topic), scan.gap.stop)
+                    yield cut_line(scan.gap.text(search.topic), scan.gap.stop)
                 elif not scan.done:
                     yield cut_line("it was not read to its end in time", scan.at)
         except ZsqError as error:
             yield cut_line(f"{error.code} {error.text}", at)
 
     async def _bounded(
-        self, scan: Scan, topic: str, count: int, node: int, rights: Rights
+        self, scan: MessageScan, topic: str, count: int, node: int, rights: Rights
     ) -> AsyncGenerator[tuple[bytes, int, str], None]:
         """Yield lines within the limits.
 
@@ -266,13 +270,13 @@ class Searching:
         """
         part = part_of(topic)
         messages = size = 0
-        async with aclosing(scan.found(1 << 62, time.monotonic() + DOWNLOAD_S)) as found:
-            async for one in found:
+        async with aclosing(scan.found(1 << 62, time.monotonic() + DOWNLOAD_S)) as matches:
+            async for match in matches:
                 if await rights.have_changed():
-                    yield b"", one.offset, "the permissions have changed; ask again"
+                    yield b"", match.offset, "the permissions have changed; ask again"
                     return
-                own_id = id_of(one.offset, node, None if part is None else part[1])
-                line = json.dumps({**as_object(one), "id": own_id}).encode() + b"\n"
+                own_id = id_of(match.offset, node, None if part is None else part[1])
+                line = json.dumps({**as_object(match), "id": own_id}).encode() + b"\n"
                 messages, size = messages + 1, size + len(line)
                 why = ""
                 if messages >= count:
@@ -286,5 +290,5 @@ class Searching:
 
 def cut_line(why: str, next_offset: int) -> bytes:
     """Return the last line of a download that is not complete."""
-    told: dict[str, Any] = {"cut": why, "next_offset": next_offset}
-    return json.dumps(told).encode() + b"\n"
+    row: dict[str, Any] = {"cut": why, "next_offset": next_offset}
+    return json.dumps(row).encode() + b"\n"

@@ -26,9 +26,9 @@ from ..console.answers import HEADERS, Room, ShownMessage, message, number, para
 from ..console.source import Open, TopicReader
 from ..web.authority import Rights, rights_of
 from ..web.places import Limiters, Stream, holder_of
-from .matching import Wanted
-from .pace import Pace
-from .scan import Scan
+from .matching import SearchConditions
+from .pace import TailPace
+from .scan import MessageScan
 from .searching import OFFSET_MAX, Node
 
 LOOK_S: Final = 0.5
@@ -40,7 +40,7 @@ SHOWN_BYTES: Final = 4096  # of each body, unless `body_max` says otherwise
 SHOWN_BYTES_MAX: Final = 16 * 1024
 EVENT_BYTES_MAX: Final = 256 * 1024  # of the bodies of one event
 EVENTS: Final = "text/event-stream"
-_ALL: Final = Wanted()
+_ALL: Final = SearchConditions()
 
 
 def event(kind: str, data: Any) -> bytes:
@@ -91,8 +91,8 @@ class Tailing:
                 self._open(topic) as reader,
                 aclosing(self._followed(reader, topic, at, each, node, rights)) as events,
             ):
-                async for one in events:
-                    yield one
+                async for event_bytes in events:
+                    yield event_bytes
         except ZsqError as error:
             yield event("failed", {"message": f"{error.code} {error.text}"})
 
@@ -100,7 +100,7 @@ class Tailing:
         self, reader: TopicReader, topic: str, at: int, each: int, node: int, rights: Rights
     ) -> AsyncGenerator[bytes, None]:
         begun_s = silent_s = time.monotonic()
-        pace = Pace(begun_s)
+        pace = TailPace(begun_s)
         while not self._closing.is_set():
             now_s = time.monotonic()
             if now_s - begun_s >= STREAM_S:
@@ -117,8 +117,8 @@ class Tailing:
             at = after
             if shown or turn.dropped or missing:
                 left_out = {"dropped": turn.dropped, "missing": missing}
-                told = {"messages": shown, **left_out, "offset": at, "head": head}
-                yield event("messages", told)
+                followed = {"messages": shown, **left_out, "offset": at, "head": head}
+                yield event("messages", followed)
                 silent_s = time.monotonic()
             elif now_s - silent_s >= KEEP_S:
                 yield b": keep\n\n"
@@ -143,11 +143,11 @@ class Tailing:
             return [], first, 0
         room = Room(each, EVENT_BYTES_MAX)
         shown: list[ShownMessage] = []
-        scan = Scan(reader, topic, first, first + count, _ALL)
+        scan = MessageScan(reader, topic, first, first + count, _ALL)
         async with (
             self._reads,
-            aclosing(scan.found(1 << 62, time.monotonic() + KEEP_S)) as found,
+            aclosing(scan.found(1 << 62, time.monotonic() + KEEP_S)) as matches,
         ):
-            async for one in found:
-                shown.append(message(one, node, room))
+            async for match in matches:
+                shown.append(message(match, node, room))
         return shown, scan.at, scan.missing

@@ -162,15 +162,15 @@ class HttpAuthority:
     async def _known(self, request: Request) -> Principal:
         token = _token(request)
         if self.policy is not None:
-            found = (
+            principal = (
                 self.policy.by_token(token)
                 if token
                 else None
                 if _shows_something(request)
                 else self.policy.anonymous
             )
-            if found is not None:
-                return found
+            if principal is not None:
+                return principal
             if token:
                 self._warn(request, "no user of the access file has this token")
                 raise api_error("AUTH_FAILED")
@@ -250,8 +250,8 @@ def principal_of(request: Request) -> Principal:
 
 def rights_of(request: Request) -> Rights:
     """Return the rights of a request that passed `guarded`."""
-    found: Rights = request.scope[_RIGHTS]
-    return found
+    rights: Rights = request.scope[_RIGHTS]
+    return rights
 
 
 def give(request: Request, rights: Rights) -> None:

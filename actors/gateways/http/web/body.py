@@ -36,9 +36,9 @@ BOOLS: Final = {"true": True, "1": True, "false": False, "0": False}
 _INT: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
-def legal(name: str, what: str = "topic") -> bool:
+def legal(name: str, kind: str = "topic") -> bool:
     try:
-        check_name(name, what)
+        check_name(name, kind)
     except UsageError:
         return False
     return True
@@ -117,7 +117,7 @@ class Parameters:
 _COUNT: Final = struct.Struct(">i")
 
 
-class Share:
+class BodyShare:
     """The body of a request, and the bytes that the request holds in memory because of it."""
 
     def __init__(self, request: Request, limiters: Limiters) -> None:
@@ -164,9 +164,9 @@ class Share:
 
 
 @contextmanager
-def share_of(request: Request, limiters: Limiters) -> Iterator[Share]:
+def share_of(request: Request, limiters: Limiters) -> Iterator[BodyShare]:
     """Count the bytes of a request's body, so that bodies cannot fill the memory."""
-    share = Share(request, limiters)
+    share = BodyShare(request, limiters)
     try:
         yield share
     finally:
@@ -201,10 +201,10 @@ def has_body(request: Request) -> bool:
 
 def lines(body: bytes, max_msg_size: int) -> list[bytes]:
     """Parse the body of a /mpub in text form: each line is a message. Empty lines are left out."""
-    found = [line for line in body.split(b"\n") if line]
-    if found and max(map(len, found)) > max_msg_size:
+    messages = [line for line in body.split(b"\n") if line]
+    if messages and max(map(len, messages)) > max_msg_size:
         raise api_error("MSG_TOO_BIG")
-    return found
+    return messages
 
 
 def counted(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
@@ -217,7 +217,7 @@ def counted(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
     (count,) = _COUNT.unpack_from(body)
     if not 0 < count <= (max_body_size - 4) // 5:
         raise api_error("BAD_BODY")
-    found: list[bytes] = []
+    messages: list[bytes] = []
     at, end = _COUNT.size, len(body)
     for _ in range(count):
         start = at + _COUNT.size
@@ -227,5 +227,5 @@ def counted(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
         at = start + size
         if not 0 < size <= max_msg_size or at > end:
             raise api_error("BAD_MESSAGE")
-        found.append(body[start:at])
-    return found
+        messages.append(body[start:at])
+    return messages

@@ -91,15 +91,15 @@ class Origins:
             return None
         site = headers.get(b"sec-fetch-site")
         if site is not None:
-            own = site.decode("latin-1").strip().lower() in OWN_PAGES
+            is_own = site.decode("latin-1").strip().lower() in OWN_PAGES
         else:
             origin = headers.get(b"origin")
-            own = origin is None or self._is_own(
+            is_own = origin is None or self._is_own(
                 origin.decode("latin-1"), place, scope.get("scheme") == "https"
             )
         return (
             None
-            if own
+            if is_own
             else ApiError(
                 403,
                 (

@@ -82,8 +82,8 @@ def give_place(scope: Scope, place: RequestPlace) -> None:
 
 def place_of(request: Request) -> RequestPlace:
     """Return the place of a request that came through `Guard`."""
-    found: RequestPlace = request.scope[_PLACE]
-    return found
+    place: RequestPlace = request.scope[_PLACE]
+    return place
 
 
 def holder_of(request: Request) -> str:
@@ -91,7 +91,7 @@ def holder_of(request: Request) -> str:
     return place_of(request).holder
 
 
-class Turns:
+class WorkTurns:
     """Work of which `running` pieces run at the same time. The others wait for their turn.
 
     The limiter bounds how many run and wait, so that one holder cannot make the others wait long.

@@ -122,11 +122,11 @@ def from_zsq(error: ZsqError, *, for_nsq: bool = True) -> ApiError:
         return api_error("INVALID_TOPIC")
     if error.code == E_TOO_BIG and for_nsq:
         return api_error("MSG_TOO_BIG")
-    said = f"{error.code} {error.text}"
+    text = f"{error.code} {error.text}"
     if isinstance(error, NotFound):
-        return ApiError(404, said)
+        return ApiError(404, text)
     hint = {"retry-after": "1"} if error.code == E_LIMIT else None
-    return ApiError(BAD_ARGUMENT if isinstance(error, UsageError) else NOT_NOW, said, hint=hint)
+    return ApiError(BAD_ARGUMENT if isinstance(error, UsageError) else NOT_NOW, text, hint=hint)
 
 
 NSQ_HEADER: Final = {"x-nsq-content-type": "nsq; version=1.0"}
@@ -134,13 +134,13 @@ JSON: Final = "application/json; charset=utf-8"
 TEXT: Final = "text/plain; charset=utf-8"
 
 
-def plain(said: str, status: int = 200) -> Response:
+def plain(content: str, status: int = 200) -> Response:
     """Return a text without NSQ's header, for /ping."""
-    return Response(said.encode(errors="replace"), status, media_type=TEXT)
+    return Response(content.encode(errors="replace"), status, media_type=TEXT)
 
 
-def text(said: str) -> Response:
-    return Response(said.encode(errors="replace"), 200, NSQ_HEADER, media_type=TEXT)
+def text(content: str) -> Response:
+    return Response(content.encode(errors="replace"), 200, NSQ_HEADER, media_type=TEXT)
 
 
 def nothing() -> Response:

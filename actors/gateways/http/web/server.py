@@ -357,12 +357,16 @@ class HttpServer:
 
     @property
     def _tls_listeners(self) -> list[TlsListener]:
-        return [one for one in self._listeners if isinstance(one, TlsListener)]
+        return [listener for listener in self._listeners if isinstance(listener, TlsListener)]
 
     @property
     def connections(self) -> list[BoundedProtocol]:
         # `tuple` copies the set, because /metrics counts the connections in another thread.
-        return [one for one in tuple(self.state.connections) if isinstance(one, BoundedProtocol)]
+        return [
+            connection
+            for connection in tuple(self.state.connections)
+            if isinstance(connection, BoundedProtocol)
+        ]
 
     def make_room(self, new: BoundedProtocol | None = None) -> bool:
         """Close the most dispensable connection, so that silent clients cannot block others.
@@ -375,8 +379,12 @@ class HttpServer:
         arrived has had no effect.
         """
         idle = min(
-            (one for one in self.connections if not one.has_request and one is not new),
-            key=lambda one: one.dispensable,
+            (
+                connection
+                for connection in self.connections
+                if not connection.has_request and connection is not new
+            ),
+            key=lambda connection: connection.dispensable,
             default=new,
         )
         if (idle is None or any(idle.dispensable[:2])) and any(

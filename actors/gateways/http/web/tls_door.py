@@ -80,7 +80,7 @@ class TlsListener:
     def _accept(self) -> None:
         for _ in range(ACCEPTED_MAX):
             try:
-                one, _ = self._sock.accept()
+                accepted, _ = self._sock.accept()
             except (BlockingIOError, ConnectionError):
                 return
             except OSError:
@@ -88,11 +88,11 @@ class TlsListener:
                 self._loop.call_later(PAUSE_S, self._open)
                 return
             if self._full():
-                one.close()
+                accepted.close()
                 continue
-            one.setblocking(False)
-            task = self._loop.create_task(self._lead_in(one))
-            self._tasks[task] = one
+            accepted.setblocking(False)
+            task = self._loop.create_task(self._lead_in(accepted))
+            self._tasks[task] = accepted
             task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
@@ -109,20 +109,20 @@ class TlsListener:
         task.cancel()
         return True
 
-    async def _lead_in(self, one: socket.socket) -> None:
+    async def _lead_in(self, accepted: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
                 self._inside,
-                one,
+                accepted,
                 ssl=self._context,
                 ssl_handshake_timeout=self._handshake_s,
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
         except OSError:
             # The client sent no TLS, was too slow, or is gone. (ssl.SSLError is an OSError.)
-            one.close()
+            accepted.close()
         except asyncio.CancelledError:
-            one.close()
+            accepted.close()
             raise
 
     def close(self) -> None:

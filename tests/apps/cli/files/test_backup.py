@@ -243,10 +243,10 @@ def test_a_backup_is_no_faster_than_its_limit(monkeypatch: pytest.MonkeyPatch) -
     now, slept = [0.0], list[float]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", slept.append)
-    pace = backup.Pace(1000, lambda count: None)
+    pace = backup.CopyPace(1000, lambda count: None)
     pace(100)
     now[0] = 0.05
     pace(400)
     assert [round(one, 3) for one in slept] == [0.1, 0.45]
-    backup.Pace(0, lambda count: None)(10**9)
+    backup.CopyPace(0, lambda count: None)(10**9)
     assert len(slept) == 2

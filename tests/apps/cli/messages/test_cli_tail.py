@@ -35,9 +35,11 @@ class Part:
         return Fetched(0, head, [self.block] if offset < head else [], head)
 
 
-def log_of(name: str, part: Part, *, is_part: bool = True) -> tail.Log:
+def log_of(name: str, part: Part, *, is_part: bool = True) -> tail.TailedLog:
     reader: Any = part
-    return tail.Log(name, reader, tail.beginning("earliest"), tail.bodies_from, is_part=is_part)
+    return tail.TailedLog(
+        name, reader, tail.beginning("earliest"), tail.bodies_from, is_part=is_part
+    )
 
 
 def test_the_other_parts_go_on_until_the_broker_is_back(
@@ -87,7 +89,7 @@ def test_what_retention_removes_ahead_of_a_tail_is_lost_but_not_what_it_removed_
             return Fetched(start, 40, [block], block.next_offset)
 
     reader: Any = Log()
-    log = tail.Log("t", reader, tail.beginning(5), tail.bodies_from)
+    log = tail.TailedLog("t", reader, tail.beginning(5), tail.bodies_from)
     out = io.BytesIO()
     tail.follow_logs([log], out, 10, Stopping(), follow=True)
     assert (out.getvalue(), log.lost) == (b"x\n" * 10, 15)

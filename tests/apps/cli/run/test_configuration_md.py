@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from zsq.apps.cli.quantities import BoundedSeconds, BoundedSize, Count, Seconds, Size
+from zsq.apps.cli.quantities import BoundedSeconds, BoundedSize, Count, Seconds, SizeType
 from zsq.apps.cli.run.config import as_text, usual
 from zsq.apps.cli.run.config_options import kind, options_of, read
 from zsq.apps.cli.run.option_table import RELOADABLE, SECRETS
@@ -41,7 +41,7 @@ def _value(option: click.Option) -> str:
         return f"size, {of.bounds}"
     if isinstance(of, BoundedSeconds):
         return f"time, {of.bounds}, none"
-    named = f"{of.name}, none" if isinstance(of, (Seconds, Size, Count)) else None
+    named = f"{of.name}, none" if isinstance(of, (Seconds, SizeType, Count)) else None
     if option.is_flag:
         text = "true, false"
     elif isinstance(of, click.Choice):

@@ -17,7 +17,7 @@ from support.torture.bucket.load import Load, LoadThread
 from support.torture.standby.linear import Commit
 
 import zsq
-from zsq.transport.client.core.lane import pack_many
+from zsq.transport.client.core.packing import pack_many
 
 APP: Final = "transactions"
 TIMEOUT_S: Final = 60.0

@@ -11,8 +11,8 @@ import pytest
 
 from zsq.transport.client.asyncio import aio_asker as module
 from zsq.transport.client.asyncio.aio_asker import Turner
-from zsq.transport.client.link import link as engine_module
-from zsq.transport.client.link.link import Engine
+from zsq.transport.client.link import engine as engine_module
+from zsq.transport.client.link.engine import Engine
 
 S = 1_000_000_000
 

@@ -14,7 +14,7 @@ import pytest
 
 import zsq
 from zsq.transport.client.blocking.drive import Drive
-from zsq.transport.client.link.link import Engine
+from zsq.transport.client.link.engine import Engine
 from zsq.transport.wire import protocol as p
 
 

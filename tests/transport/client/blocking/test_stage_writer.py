@@ -116,7 +116,7 @@ def test_memory_is_bounded_by_the_window(storage: FakeStages) -> None:
             writer.push(block(number))
             drive = writer._made
             assert drive is not None
-            assert drive.engine.session.window_bytes <= 400_000
+            assert drive.engine.session.window.held_bytes <= 400_000
         part = writer.seal()
     assert part is not None
     assert storage.bodies(part[0]) == wanted(200)
@@ -186,7 +186,7 @@ def test_credit_holds_the_writer_back(storage: FakeStages) -> None:
         push(writer, 100)
     drive = writer._made
     assert drive is not None
-    assert 0 < drive.engine.session.out_bytes <= CREDIT
+    assert 0 < drive.engine.session.window.out_bytes <= CREDIT
     assert storage.pushes == 0
     storage.let_go()
     push(writer, 48, 52)

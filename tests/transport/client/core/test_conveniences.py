@@ -13,8 +13,9 @@ import pytest
 
 import zsq
 from zsq import aio
-from zsq.transport.client.core.lane import as_body, as_delay_ms, pack_many
 from zsq.transport.client.core.message import parse_id, when_again
+from zsq.transport.client.core.packing import pack_many
+from zsq.transport.client.core.publish_arguments import as_body, as_delay_ms
 from zsq.transport.errors import UsageError
 from zsq.transport.names import check_name
 from zsq.transport.wire import protocol as p

@@ -8,7 +8,8 @@ import pytest
 
 from zsq.transport.client.core.consumer_session import ConsumerSession
 from zsq.transport.client.core.subscription import READY_FEW, TELL_NS, ConsumerEngine
-from zsq.transport.client.link.link import FAR_NS, Waiter
+from zsq.transport.client.link.engine import Waiter
+from zsq.transport.client.link.timeouts import FAR_NS
 from zsq.transport.wire.addresses import parse_all
 
 

@@ -15,8 +15,9 @@ from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.producer import Receipt
 from zsq.transport.client.core.asking import PartAnswers, Question, combined, for_parts
 from zsq.transport.client.core.consumer_session import ConsumerSession, ConsumerState
-from zsq.transport.client.core.lane import Lane, ProducerEngine, flat
+from zsq.transport.client.core.lane import Lane
 from zsq.transport.client.core.pieces import rows_of
+from zsq.transport.client.core.producer_engine import ProducerEngine, flat
 from zsq.transport.client.core.producer_session import PendingBlock
 from zsq.transport.client.core.subscription import SOON_NS, ConsumerEngine
 from zsq.transport.errors import (
@@ -211,7 +212,6 @@ def test_a_deleted_topic_is_asked_for_again(engine: ProducerEngine) -> None:
     pending = PendingBlock(pack([b"x"], keys=[b"a"]))
     lane.push(pending, 1)
     part = engine.lanes[part_name("t", part_in(b"a", 2))]
-    part.link.creates = False
     part.on_refused(NotFound(E_NOT_FOUND, "deleted"))
     assert isinstance(pending.error, NotFound)
     assert lane.parts is None

@@ -9,15 +9,19 @@ import pytest
 from zsq.transport.block.block import Block, pack
 from zsq.transport.block.block_format import decode_header
 from zsq.transport.client.core.stage_session import (
-    ENDED,
     OUT_BLOCKS_MAX,
     PAUSE_NS,
-    STAGE_TABLE,
     STALL_DOUBLINGS_MAX,
     STALL_NS,
-    StageEvent,
     StageSession,
+)
+from zsq.transport.client.core.stage_table import (
+    ENDED,
+    STAGE_TABLE,
+    StageAction,
+    StageEvent,
     StageState,
+    StageTransition,
 )
 from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import (
@@ -127,7 +131,7 @@ def test_an_answer_to_another_seal_is_ignored() -> None:
         session.on_word(Failed(before.request, E_NOT_FOUND, "of a link that is gone"), 0)
         is Reaction.NOTHING
     )
-    assert (session.state, session.base) == (StageState.OPEN, 0)
+    assert (session.state, session.window.durable.blocks) == (StageState.OPEN, 0)
     assert session.on_word(Done(seal.request, {"messages": 3}), 0) is Reaction.NOTHING
     assert session.state is StageState.SEALED
 
@@ -175,20 +179,20 @@ def test_a_pushed_block_has_its_number_in_the_header() -> None:
 def test_the_window_bounds_what_is_kept() -> None:
     session = made(0, window=4 * LENGTH, credit=1 << 20)
     for number in range(4):
-        assert session.room(LENGTH)
+        assert session.window.has_room(LENGTH)
         session.add(block(number))
-    assert not session.room(1)
+    assert not session.window.has_room(1)
     taken(session)
     seal = session.take_seal()
     assert seal is not None
     assert (seal.blocks, seal.size_bytes, seal.final) == (4, 4 * LENGTH, False)
     session.on_word(Staged(STAGE, 4), 0)
-    assert not session.room(1), "arrived is not durable"
+    assert not session.window.has_room(1), "arrived is not durable"
     session.on_word(Done(seal.request, {"messages": 4}), 0)
-    assert session.room(4 * LENGTH)
-    assert session.window_bytes == 0
+    assert session.window.has_room(4 * LENGTH)
+    assert session.window.held_bytes == 0
     session.add(block(4, 2000))
-    assert session.window_bytes > 4 * LENGTH, "one alone may be larger"
+    assert session.window.held_bytes > 4 * LENGTH, "one alone may be larger"
 
 
 def test_interim_seals_come_one_at_a_time_and_by_size() -> None:
@@ -284,7 +288,7 @@ def test_after_a_lost_link_the_writer_continues_where_storage_says() -> None:
     session.lost()
     assert session.take(0) is None
     assert opened(session, expected=3, sealed=2) is Reaction.UP
-    assert session.base == 2
+    assert session.window.durable.blocks == 2
     assert taken(session)[0] == 3
 
 
@@ -328,7 +332,7 @@ def test_a_stage_that_is_committed_already_sends_nothing_more() -> None:
     session.add(block(0))
     assert session.on_word(Done(session.begin().request, {"committed": True}), 0) is Reaction.UP
     session.add(block(1))
-    assert (session.state, session.take(0), session.take_seal(), session.total) == (
+    assert (session.state, session.take(0), session.take_seal(), session.window.total.blocks) == (
         StageState.COMMITTED,
         None,
         None,
@@ -409,7 +413,9 @@ def test_the_table_is_whole() -> None:
     for state, row in STAGE_TABLE.items():
         assert StageEvent.LOST in row
         assert StageEvent.FAIL in row
-        assert state not in ENDED or set(row.values()) == {state}
+        assert state not in ENDED or set(row.values()) == {StageTransition(state)}
+    used = {action for row in STAGE_TABLE.values() for to in row.values() for action in to.actions}
+    assert used == set(StageAction)
 
 
 @pytest.mark.parametrize(

@@ -10,73 +10,48 @@ from types import SimpleNamespace
 
 import pytest
 import zmq
+from support.fake_connection import FakeEngine, QuietPeer
 
 from zsq.actors.supervisor import run_directory as rundir
-from zsq.transport.client.link import link as link_module
-from zsq.transport.client.link.link import (
-    ATTEMPT_NS,
-    BACKOFF_MS_MAX,
-    FAR_NS,
-    HANG_UP_MS,
-    HANG_UPS_MAX,
-    MS,
-    PROBED_NS,
-    RECEIVE_MAX,
-    Engine,
-    Link,
-)
-from zsq.transport.client.link.link_table import LinkState
-from zsq.transport.client.link.reaction import Reaction
-from zsq.transport.errors import ZsqError
+from zsq.transport.client.link.course import BACKOFF_MS_MAX, HANG_UP_MS, HANG_UPS_MAX
+from zsq.transport.client.link.engine import Engine
+from zsq.transport.client.link.link import ATTEMPT_NS, BYE_LINGER_MS, RECEIVE_MAX, Link
+from zsq.transport.client.link.link_table import LINK_TABLE, LinkAction, LinkEvent, LinkState
+from zsq.transport.client.link.timeouts import FAR_NS, MS, S
+from zsq.transport.client.link.wait_report import PROBED_NS, WaitReport
+from zsq.transport.client.link.watch import ASK_NS, BUSY_NS, MOVED_BYTES_MIN
 from zsq.transport.wire import sockets
 from zsq.transport.wire.address import Address, Target, parse, read_run_id
 from zsq.transport.wire.addresses import Rotation
-from zsq.transport.wire.codec import decode, encode
-from zsq.transport.wire.protocol import Beat, Bye, Done, Lookup, Wire
-
-
-class _Quiet:
-    """A peer that sends nothing on its own."""
-
-    def greeting(self) -> Wire | None:
-        return None
-
-    def on_word(self, *_: object) -> Reaction:
-        return Reaction.NOTHING
-
-    def on_up(self, now_ns: int) -> None: ...
-
-    def on_received(self, now_ns: int) -> None: ...
-
-    def on_lost(self) -> None: ...
-
-    def on_refused(self, error: ZsqError) -> None: ...
+from zsq.transport.wire.codec import encode
+from zsq.transport.wire.handshake import HUNG_UP
+from zsq.transport.wire.protocol import Beat, Bye, Done, Lookup, Open, Stored
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = Engine()
-    yield made
-    made.stop()
-    made.events.close()
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.end()
 
 
 def begun(engine: Engine, address: Address, target: Target) -> Link:
     """Start a link. All links of an engine with the same address share its rotation."""
-    rotation = next((one.rotation for one in engine.links), Rotation(address))
-    made = Link(engine, rotation, target, _Quiet())
-    engine.add(made)
-    made.start(0)
-    return made
+    rotation = next((link.rotation for link in engine.links), Rotation(address))
+    link = Link(engine, rotation, target, QuietPeer())
+    engine.add(link)
+    link.start(0)
+    return link
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
 def test_an_attempt_without_an_answer_ends_and_another_one_follows(
-    kind: str, engine: Engine, tmp_path: Path
+    kind: str, tmp_path: Path
 ) -> None:
     """A peer that accepts the connection and never answers may have forgotten it. ZeroMQ would wait
     for ever.
     """
+    engine = Engine()
     silent = sockets.make_router(
         f"ipc://{tmp_path}/supervisor" if kind == "ipc" else "tcp://127.0.0.1:*"
     )
@@ -96,100 +71,91 @@ def test_an_attempt_without_an_answer_ends_and_another_one_follows(
         link.on_time(again_ns)
         assert link.state is asking
     finally:
+        engine.stop()
+        engine.events.close()
         silent.close(linger=0)
 
 
-def test_one_turn_reads_a_bounded_number_of_messages(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_turn_reads_a_bounded_number_of_messages(engine: FakeEngine, tmp_path: Path) -> None:
     """Each turn reads a limited number of messages, and the others are due at once."""
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("supervisor"))
     assert link.up
-    beat = [zmq.Frame(part) for part in (b"", encode(Beat()))]
-    words = iter([beat] * (3 * RECEIVE_MAX))
-    monkeypatch.setattr(sockets, "readable", lambda _: True)
-    monkeypatch.setattr(sockets, "recv_frames", lambda _: next(words, None))
+    engine.of(link).arrived.extend([Beat()] * (3 * RECEIVE_MAX))
     engine.due_ns = FAR_NS
     assert [link.receive(1) for _ in range(4)] == [RECEIVE_MAX, RECEIVE_MAX, RECEIVE_MAX, 0]
     assert engine.due_ns == 0
 
 
-def hears(monkeypatch: pytest.MonkeyPatch, link: Link, now_ns: int, *words: Wire) -> None:
-    left = [[zmq.Frame(part) for part in (b"", encode(message))] for message in words]
-    monkeypatch.setattr(sockets, "readable", lambda _: bool(left))
-    monkeypatch.setattr(sockets, "recv_frames", lambda _: left.pop(0))
-    link.receive(now_ns)
-
-
 def test_a_goodbye_costs_no_pause_but_of_who_says_nothing_else(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: FakeEngine, tmp_path: Path
 ) -> None:
     """A peer that ends in an orderly way is soon back. But a peer that sends Bye directly after the
     link was opened would otherwise be contacted without end.
     """
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("supervisor"))
-    hears(monkeypatch, link, 1 * MS, Bye())
+    engine.hear(link, 1 * MS, Bye())
     link.on_time(1 * MS)
     assert link.state is LinkState.WAITING
     again_ns = link.on_time(2 * MS)
     link.on_time(again_ns)
     assert link.up
     later_ns = again_ns + (BACKOFF_MS_MAX + 1) * MS
-    hears(monkeypatch, link, later_ns, Bye())
+    engine.hear(link, later_ns, Bye())
     assert link.state is LinkState.WAITING
     link.on_time(later_ns)
     assert link.up
 
 
 def test_an_answer_to_another_request_does_not_open_the_link(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: FakeEngine, tmp_path: Path
 ) -> None:
     """Only the answer to the present attempt says where the target is now."""
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("topic", "t"))
-    request = link._request
-    hears(monkeypatch, link, 1, Done(request - 1, {"topic": f"ipc://{tmp_path}/1", "uuid": "old"}))
+    request = engine.request_of(link)
+    engine.hear(link, 1, Done(request - 1, {"topic": f"ipc://{tmp_path}/1", "uuid": "old"}))
     assert (link.state, link.opened) == (LinkState.LOOKING, {})
-    hears(monkeypatch, link, 1, Done(request, {"topic": f"ipc://{tmp_path}/2", "uuid": "new"}))
+    engine.hear(link, 1, Done(request, {"topic": f"ipc://{tmp_path}/2", "uuid": "new"}))
     assert (link.up, link.opened["uuid"]) == (True, "new")
+    assert engine.of(link).endpoint == f"ipc://{tmp_path}/2"
 
 
 def test_a_link_that_ends_before_it_is_up_sends_nothing_more(
-    engine: Engine, tmp_path: Path
+    engine: FakeEngine, tmp_path: Path
 ) -> None:
     """A request to make a channel would otherwise arrive after its client was closed."""
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("channel", "t", "c"))
     assert link.state is LinkState.LOOKING
-    link.stop(link_module.BYE_LINGER_MS)
-    late = sockets.make_router(f"ipc://{tmp_path}/supervisor")
-    try:
-        assert not late.poll(2 * link_module.BYE_LINGER_MS)
-    finally:
-        late.close(linger=0)
+    link.stop(BYE_LINGER_MS)
+    (connection,) = engine.connections
+    assert connection.linger_ms == 0
+    assert [type(word) for word in connection.sent] == [Lookup]
 
 
-def told_of(run_dir: str) -> dict[str, str]:
+def opened_at(run_dir: str) -> dict[str, str]:
+    """Return the answer of a gateway that names its run directory."""
     return {"uuid": "u", "run": run_dir, "run_id": read_run_id(run_dir)}
 
 
+def goes_direct(engine: FakeEngine, link: Link, run_dir: str, now_ns: int = 1) -> None:
+    engine.hear(link, now_ns, Done(engine.request_of(link), opened_at(run_dir)))
+
+
 def test_a_link_that_goes_direct_says_goodbye_to_the_gateway(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = rundir.make(tmp_path)
     monkeypatch.setenv("ZSQ_TRANSPORT", "auto")
     link = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "t"))
-    sent: list[bytes] = []
-    monkeypatch.setattr(
-        sockets,
-        "send_frames",
-        lambda _, frames: not sent.append(bytes(frames[-1])),  # type: ignore[func-returns-value]
-    )
-    hears(monkeypatch, link, 1, Done(link._request, told_of(run_dir)))
-    assert [type(decode(message)) for message in sent] == [Bye, Lookup]
+    goes_direct(engine, link, run_dir)
+    gateway, supervisor = engine.connections
+    assert [type(word) for word in gateway.sent] == [Open, Bye]
+    assert gateway.linger_ms == BYE_LINGER_MS, "the goodbye is still sent"
+    assert [type(word) for word in supervisor.sent] == [Lookup]
     assert (link.state, link.address.url) == (LinkState.LOOKING, f"ipc://{run_dir}")
 
 
 def test_a_run_directory_over_which_nothing_answers_is_tried_once(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it were tried again, the link would alternate between the gateway and the run directory
     without end.
@@ -197,21 +163,21 @@ def test_a_run_directory_over_which_nothing_answers_is_tried_once(
     run_dir = rundir.make(tmp_path)
     monkeypatch.setenv("ZSQ_TRANSPORT", "auto")
     link = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "t"))
-    hears(monkeypatch, link, 1, Done(link._request, told_of(run_dir)))
+    goes_direct(engine, link, run_dir)
     again_ns = link.on_time(ATTEMPT_NS + 1)
     link.on_time(again_ns)
     assert (link.state, link.address.url) == (LinkState.OPENING, "tcp://127.0.0.1:1")
-    hears(monkeypatch, link, again_ns, Done(link._request, told_of(run_dir)))
+    goes_direct(engine, link, run_dir, again_ns)
     assert (link.up, link.address.url) == (True, "tcp://127.0.0.1:1")
 
 
 def test_links_of_one_client_go_direct_without_the_gateway_after_the_first(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = rundir.make(tmp_path)
     monkeypatch.setenv("ZSQ_TRANSPORT", "auto")
     first = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "t"))
-    hears(monkeypatch, first, 1, Done(first._request, told_of(run_dir)))
+    goes_direct(engine, first, run_dir)
     second = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "u"))
     assert (second.state, second.address.url) == (LinkState.LOOKING, f"ipc://{run_dir}")
     rundir.make(tmp_path)  # the broker was started again
@@ -220,31 +186,113 @@ def test_links_of_one_client_go_direct_without_the_gateway_after_the_first(
 
 
 def test_the_answer_of_a_probed_port_is_looked_for_soon(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = begun(engine, parse(f"ipc://{tmp_path}"), Target("topic", "t"))
-    link.wanted_ns = 0
-    monkeypatch.setattr(engine, "_ask_what_answers", lambda *_: None)
-    monkeypatch.setattr(engine, "_tell", lambda *_: None)
-    later_ns = engine._look_after(1)
-    assert later_ns > 1 + PROBED_NS
     probe = SimpleNamespace(answer=None)
-    monkeypatch.setattr(engine, "_probe", probe)
-    assert engine._look_after(1) == 1 + PROBED_NS
+    monkeypatch.setattr(sockets, "Probe", lambda *_: probe)
+    link = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "t"))
+    report, now_ns = WaitReport(engine), engine.patience_ns + 1
+    assert report.on_time(now_ns, [link]) == now_ns + PROBED_NS
     probe.answer = b""
-    assert engine._look_after(1) == later_ns
+    assert report.on_time(now_ns, [link]) == 10 * S
 
 
-def test_a_link_that_is_hung_up_on_tries_again_soon_a_few_times_only(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_that_is_hung_up_on_tries_again_soon_a_few_times_only(engine: FakeEngine) -> None:
     """A busy broker closes connections too, but a broker that refuses clients without keys always
     does.
     """
-    monkeypatch.setattr(link_module, "verdict", lambda *_: None)
-    link = begun(engine, parse(f"ipc://{tmp_path}"), Target("topic", "t"))
+    link, now_ns = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "t")), 1
     for _ in range(HANG_UPS_MAX):
-        link._shut_out(1, 0)
-        assert link._again_ns == 1 + HANG_UP_MS * MS
-    link._shut_out(1, 0)
-    assert link._again_ns != 1 + HANG_UP_MS * MS
+        engine.report(link, now_ns, HUNG_UP)
+        assert link.again_ns == now_ns + HANG_UP_MS * MS
+        now_ns = link.again_ns
+        link.on_time(now_ns)
+    engine.report(link, now_ns, HUNG_UP)
+    assert link.again_ns != now_ns + HANG_UP_MS * MS
+
+
+# The watch of a link that is up
+
+
+def greeted(engine: FakeEngine, heartbeat_ms: int = 0) -> Link:
+    """Return a link that is up over tcp since 1 s, and expects an answer."""
+    link = begun(engine, parse("tcp://10.0.0.1:1"), Target("topic", "t"))
+    link.heartbeat_ms, link.expects = heartbeat_ms, lambda: True
+    engine.hear(link, 1 * S, Done(engine.request_of(link), {}))
+    assert link.up
+    return link
+
+
+def beats(engine: FakeEngine, link: Link) -> int:
+    return sum(isinstance(word, Beat) for word in engine.of(link).sent)
+
+
+def test_a_late_answer_is_asked_for_and_a_busy_broker_is_known_by_its_heartbeats(
+    engine: FakeEngine,
+) -> None:
+    link = greeted(engine)
+    link.send([b"", encode(Beat())], 1 * S)  # anything that has no answer
+    assert link.on_time(1 * S) == 1 * S + ASK_NS
+    link.on_time(1 * S + ASK_NS)
+    assert beats(engine, link) == 2
+    assert link.late_since(2 * S) == FAR_NS
+    assert link.why() == "no answer yet"
+    engine.hear(link, 1 * S + ASK_NS + 1, Beat())
+    assert "it answers heartbeats" in link.why()
+    assert link.late_since(1 * S + BUSY_NS) == 1 * S
+    engine.hear(link, 12 * S, Stored(((0, 0),)))
+    link.expects = lambda: False
+    link.on_time(12 * S)
+    assert (link.why(), link.late_since(60 * S)) == ("", FAR_NS)
+
+
+def test_a_link_on_which_no_byte_moves_is_silent_and_a_large_frame_is_a_sign_of_life(
+    engine: FakeEngine,
+) -> None:
+    link = greeted(engine)
+    engine.of(link).moved = 1
+    link.send([b"", encode(Beat())], 1 * S)
+    link.on_time(1 * S)
+    link.on_time(1 * S + ASK_NS)
+    assert link.silent_since(1 * S + 2 * ASK_NS) == 0
+    link.on_time(1 * S + 2 * ASK_NS)
+    assert link.is_silent
+    assert link.silent_since(1 * S + 2 * ASK_NS) == 1 * S + ASK_NS
+    engine.of(link).moved = 1 + MOVED_BYTES_MIN
+    assert link.silent_since(1 * S + 2 * ASK_NS) == 0
+    assert not link.is_silent
+
+
+def test_two_heartbeats_without_a_sign_of_life_end_the_link(engine: FakeEngine) -> None:
+    link = greeted(engine, heartbeat_ms=1_000)
+    link.expects = lambda: False
+    assert link.on_time(1 * S) == 2 * S
+    link.on_time(2 * S)
+    assert beats(engine, link) == 1
+    engine.of(link).moved = MOVED_BYTES_MIN
+    link.on_time(3 * S + 1)
+    assert link.up, "a large frame moves"
+    link.on_time(5 * S + 2)
+    assert link.waiting
+    assert link.trouble == "nothing arrived for 2000 ms, two heartbeats"
+
+
+def test_frames_that_the_pipe_does_not_take_are_offered_again(engine: FakeEngine) -> None:
+    link = greeted(engine)
+    engine.of(link).is_full = True
+    engine.due_ns = FAR_NS
+    link.send([b"", encode(Beat())], 1 * S)
+    assert engine.due_ns <= 1 * S + 10 * MS
+
+
+# The table
+
+
+def test_each_state_can_end_and_each_action_is_used() -> None:
+    assert set(LINK_TABLE) == set(LinkState)
+    for state, row in LINK_TABLE.items():
+        assert {LinkEvent.DIED, LinkEvent.REFUSE, LinkEvent.STOP} <= row.keys()
+        tells = [LinkAction.TELL_LOST in row[LinkEvent.DIED].actions]
+        assert tells == [state in (LinkState.GREETING, LinkState.UP)]
+    used = {action for row in LINK_TABLE.values() for to in row.values() for action in to.actions}
+    assert used == set(LinkAction)

@@ -9,45 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.fake_connection import FakeEngine, QuietPeer
 
-from zsq.transport.client.link.link import (
-    ATTEMPT_NS,
-    MS,
-    NAME_LOOK_NS_MAX,
-    NAME_NS,
-    REACH_NS,
-    Engine,
-    Link,
-)
+from zsq.transport.client.link.link import ATTEMPT_NS, NAME_LOOK_NS_MAX, NAME_NS, REACH_NS, Link
 from zsq.transport.client.link.link_table import LinkState
 from zsq.transport.client.link.places import NotAccepted, Places
-from zsq.transport.client.link.reaction import Reaction
-from zsq.transport.errors import ZsqError
+from zsq.transport.client.link.timeouts import MS
 from zsq.transport.resolver import NotResolved, Resolver
-from zsq.transport.wire import addresses, sockets
+from zsq.transport.wire import addresses
 from zsq.transport.wire.address import Space, Target, parse
 from zsq.transport.wire.addresses import Addresses, Rotation, parse_all
-from zsq.transport.wire.protocol import Wire
 
 SLOW = "tcp://slow.test:4153"
-
-
-class Quiet:
-    """A peer that sends nothing on its own."""
-
-    def greeting(self) -> Wire | None:
-        return None
-
-    def on_word(self, *_: object) -> Reaction:
-        return Reaction.NOTHING
-
-    def on_up(self, now_ns: int) -> None: ...
-
-    def on_received(self, now_ns: int) -> None: ...
-
-    def on_lost(self) -> None: ...
-
-    def on_refused(self, error: ZsqError) -> None: ...
 
 
 class Names:
@@ -81,24 +54,21 @@ def names(request: pytest.FixtureRequest) -> Iterator[Names]:
 
 
 @pytest.fixture
-def engine(names: Names, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def engine(names: Names, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeEngine]:
     monkeypatch.setattr(addresses, "_reached", {})
-    # The connections are refused in reality. The tests say themselves what happens.
-    monkeypatch.setattr(sockets, "read_events", lambda _: 0)
-    made = Engine(names.resolver)
-    yield made
-    made.stop()
-    made.events.close()
+    engine = FakeEngine(names.resolver)
+    yield engine
+    engine.end()
 
 
-def begun(engine: Engine, *urls: str) -> Link:
-    made = Link(engine, Rotation(parse_all(list(urls))), Target("topic", "t"), Quiet())
+def begun(engine: FakeEngine, *urls: str) -> Link:
+    made = Link(engine, Rotation(parse_all(list(urls))), Target("topic", "t"), QuietPeer())
     engine.add(made)
     made.start(0)
     return made
 
 
-def test_a_slow_name_is_looked_at_more_and_more_seldom(engine: Engine, names: Names) -> None:
+def test_a_slow_name_is_looked_at_more_and_more_seldom(engine: FakeEngine, names: Names) -> None:
     link = begun(engine, SLOW)
     assert (link.state, link.on_time(0)) == (LinkState.RESOLVING, 1 * MS)
     assert link.on_time(8 * MS) == 16 * MS
@@ -109,7 +79,7 @@ def test_a_slow_name_is_looked_at_more_and_more_seldom(engine: Engine, names: Na
     assert (link.state, link.trouble) == (LinkState.OPENING, "")
 
 
-def test_the_next_address_is_tried_while_a_name_is_slow(engine: Engine, names: Names) -> None:
+def test_the_next_address_is_tried_while_a_name_is_slow(engine: FakeEngine, names: Names) -> None:
     """When the link comes back, the answer of the name server is used."""
     link = begun(engine, SLOW, "tcp://127.0.0.1:1")
     link.on_time(NAME_NS)
@@ -124,7 +94,7 @@ def test_the_next_address_is_tried_while_a_name_is_slow(engine: Engine, names: N
 
 
 @pytest.mark.parametrize("names", [()], indirect=True)
-def test_a_name_without_an_address_is_named_in_the_error(engine: Engine, names: Names) -> None:
+def test_a_name_without_an_address_is_named_in_the_error(engine: FakeEngine, names: Names) -> None:
     link = begun(engine, SLOW)
     names.answer()
     link.on_time(1 * MS)
@@ -135,7 +105,9 @@ def test_a_name_without_an_address_is_named_in_the_error(engine: Engine, names: 
 
 
 @pytest.mark.parametrize("names", [("::1", "127.0.0.1")], indirect=True)
-def test_all_addresses_of_a_name_are_tried_before_the_pause(engine: Engine, names: Names) -> None:
+def test_all_addresses_of_a_name_are_tried_before_the_pause(
+    engine: FakeEngine, names: Names
+) -> None:
     link = begun(engine, SLOW)
     names.answer()
     link.on_time(1 * MS)
@@ -151,7 +123,7 @@ def test_all_addresses_of_a_name_are_tried_before_the_pause(engine: Engine, name
     assert link.why().count("within") == 1, "the time is named once"
 
 
-def test_a_time_is_named_once_however_often_an_attempt_fails(engine: Engine) -> None:
+def test_a_time_is_named_once_however_often_an_attempt_fails(engine: FakeEngine) -> None:
     link = begun(engine, "tcp://127.0.0.1:1")
     now_ns = 0
     for _ in range(5):
@@ -201,9 +173,11 @@ def test_only_the_addresses_that_are_accepted_are_tried() -> None:
     assert found == ["tcp://10.0.0.1:4153", "tcp://8.8.8.8:4153"]
 
 
-def test_a_link_says_which_address_it_does_not_accept(engine: Engine) -> None:
+def test_a_link_says_which_address_it_does_not_accept(engine: FakeEngine) -> None:
     named = replace(parse("tcp://127.0.0.1:1"), least=Space.WORLD)
-    link = Link(engine, Rotation(Addresses((named,)), moves=True), Target("topic", "t"), Quiet())
+    link = Link(
+        engine, Rotation(Addresses((named,)), moves=True), Target("topic", "t"), QuietPeer()
+    )
     engine.add(link)
     link.start(0)
     assert link.state is LinkState.WAITING

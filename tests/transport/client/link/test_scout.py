@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from zsq.transport.client.link.link import SCOUT_LOOK_NS
 from zsq.transport.client.link.scout import (
-    FAR_NS,
     IDLE_NS,
-    LOOK_NS,
-    MS,
     PAUSE_LATER_NS,
     PAUSE_NS,
     SILENT_NS,
@@ -21,6 +19,7 @@ from zsq.transport.client.link.scout import (
     TRY_NS,
     Scout,
 )
+from zsq.transport.client.link.timeouts import FAR_NS, MS
 from zsq.transport.wire.address import Target, parse
 from zsq.transport.wire.addresses import Addresses, Rotation
 
@@ -28,14 +27,13 @@ URLS = ("tcp://a:1", "tcp://b:1", "tcp://c:1")
 S = 1_000 * MS
 
 
-@dataclass
+@dataclass(eq=False)
 class Link:
     """A link of the client, which waits for an answer."""
 
     rotation: Rotation
     target: Target = field(default_factory=lambda: Target("topic", "t"))
     opened: dict[str, Any] = field(default_factory=lambda: {"uuid": "one"})
-    silent_ns: int = 0
     word_ns: int = 0
     waits: bool = True
     up: bool = True
@@ -74,9 +72,9 @@ class Bench:
     def __init__(self, *urls: str) -> None:
         rotation = Rotation(Addresses(tuple(parse(url) for url in urls or URLS[:2])), moves=True)
         self.link = Link(rotation)
-        self.links = [self.link]
+        self.links: list[Any] = [self.link]
         self.made: list[Own] = []
-        self.scout = Scout(self._make)
+        self.scout = Scout(cast("Any", self._make))
         self.now_ns = 100 * S
 
     def _make(self, rotation: Rotation, target: Target, peer: Any) -> Own:
@@ -97,7 +95,7 @@ def test_it_asks_after_a_second_without_an_answer() -> None:
     bench = Bench()
     bench.run((SILENT_NS - MS) / S)
     assert not bench.made
-    bench.run(LOOK_NS / S)
+    bench.run(SCOUT_LOOK_NS / S)
     assert [own.asked for own in bench.made] == [URLS[1]]
     assert bench.made[0].target == Target("topic", "t", create=False), "it creates nothing"
 
@@ -146,7 +144,7 @@ def test_all_others_are_asked_in_turn_and_seldom_after_a_while() -> None:
     bench.run(100)
     times = [own.began_ns for own in bench.made]
     pauses = [after - before for before, after in itertools.pairwise(times)]
-    slack = LOOK_NS + TRY_NS
+    slack = SCOUT_LOOK_NS + TRY_NS
     assert max(pauses[: TRIES_SOON - 1]) <= PAUSE_NS + slack
     assert min(pauses[TRIES_SOON:]) >= PAUSE_LATER_NS // 2
 
@@ -154,7 +152,7 @@ def test_all_others_are_asked_in_turn_and_seldom_after_a_while() -> None:
 def test_a_silent_address_is_given_up() -> None:
     bench = Bench()
     bench.run(1.3)
-    bench.run((TRY_NS + LOOK_NS) / S)
+    bench.run((TRY_NS + SCOUT_LOOK_NS) / S)
     assert bench.made[0].stopped
     assert len(bench.made) == 2
 

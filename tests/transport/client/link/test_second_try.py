@@ -4,17 +4,16 @@ its links are fakes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from zsq.transport.client.link.second_try import (
-    FAR_NS,
     GRACE_NS,
     LOOK_NS,
-    MS,
-    SILENT_NS,
     TRY_NS,
     SecondTry,
 )
+from zsq.transport.client.link.timeouts import FAR_NS, MS
+from zsq.transport.client.link.watch import SILENT_NS
 from zsq.transport.wire.address import Target, parse
 from zsq.transport.wire.addresses import Rotation
 
@@ -67,10 +66,10 @@ class Try:
 
 class Bench:
     def __init__(self, *topics: str) -> None:
-        self.links = [Link(topic) for topic in topics]
+        self.links: list[Any] = [Link(topic) for topic in topics]
         self.tries: list[Try] = []
         self.living: set[str] = set()  # the topics that answer
-        self.second_try = SecondTry(self._make)
+        self.second_try = SecondTry(cast("Any", self._make))
         self.now_ns = 100 * S
 
     def _make(self, rotation: Rotation, target: Target, peer: Any) -> Try:

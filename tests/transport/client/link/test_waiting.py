@@ -18,23 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_connection import QuietPeer
 
 import zsq
 from zsq.transport.client.blocking.consumer import make_session
-from zsq.transport.client.core.lane import ProducerEngine
+from zsq.transport.client.core.producer_engine import ProducerEngine
 from zsq.transport.client.core.requester import RequestEngine
 from zsq.transport.client.core.subscription import ConsumerEngine
-from zsq.transport.client.link.link import (
-    FAR_NS,
-    LONGEST_S,
-    MS,
-    Engine,
-    Link,
-    check_timeout,
-    until_ns,
-)
-from zsq.transport.client.link.reaction import Reaction
-from zsq.transport.errors import BrokerUnreachable, UsageError, ZsqError
+from zsq.transport.client.link.engine import Engine
+from zsq.transport.client.link.link import Link
+from zsq.transport.client.link.timeouts import FAR_NS, LONGEST_S, MS, check_timeout, deadline_of
+from zsq.transport.errors import BrokerUnreachable, UsageError
 from zsq.transport.wire.address import DefaultTimeout, Target, parse
 from zsq.transport.wire.addresses import Rotation
 
@@ -184,15 +178,15 @@ def test_none_and_infinity_mean_for_ever(timeout: Any, nowhere: str) -> None:
     zsq.Consumer("t", "c", url=nowhere, timeout=timeout).close()
     ends = timeout is not None and not math.isinf(timeout)
     assert (check_timeout(timeout) is not None) == ends
-    assert (until_ns(timeout) < FAR_NS) == ends
+    assert (deadline_of(timeout) < FAR_NS) == ends
 
 
 def test_a_wait_of_a_single_call_may_be_infinite_or_over() -> None:
-    assert until_ns(math.inf) == FAR_NS
-    assert until_ns(-1) <= time.monotonic_ns()
+    assert deadline_of(math.inf) == FAR_NS
+    assert deadline_of(-1) <= time.monotonic_ns()
     for wrong in (math.nan, "1", True):
         with pytest.raises(UsageError):
-            until_ns(wrong)
+            deadline_of(wrong)
 
 
 @pytest.mark.parametrize("how", ["receive", "iterate", "run", "subscribe"])
@@ -280,31 +274,9 @@ def test_an_interrupt_names_no_error_of_ours_as_its_cause(broker: Broker) -> Non
     assert b"IndexError" not in said
 
 
-class _Quiet:
-    """A peer that records why its link was refused."""
-
-    def __init__(self) -> None:
-        self.errors: list[ZsqError] = []
-
-    def greeting(self) -> None:
-        return None
-
-    def on_word(self, *_: object) -> Reaction:
-        return Reaction.NOTHING
-
-    def on_up(self, now_ns: int) -> None: ...
-
-    def on_received(self, now_ns: int) -> None: ...
-
-    def on_lost(self) -> None: ...
-
-    def on_refused(self, error: ZsqError) -> None:
-        self.errors.append(error)
-
-
 def test_a_link_that_was_given_up_starts_again_when_needed(nowhere: str) -> None:
     engine = Engine()
-    peer = _Quiet()
+    peer = QuietPeer()
     link = Link(engine, Rotation(parse(nowhere)), Target("topic", "t"), peer)
     engine.add(link)
     try:
@@ -319,4 +291,4 @@ def test_a_link_that_was_given_up_starts_again_when_needed(nowhere: str) -> None
 
 
 def test_a_wait_lasts_31_years_at_most() -> None:
-    assert until_ns(1e300) <= time.monotonic_ns() + int(LONGEST_S * S)
+    assert deadline_of(1e300) <= time.monotonic_ns() + int(LONGEST_S * S)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zsq.actors.gateways.http.console import board as module
-from zsq.actors.gateways.http.console.board import Board, BoardView, Gone
+from zsq.actors.gateways.http.console.board import Board, BoardView, GoneRows
 from zsq.actors.security.access import Access
 from zsq.actors.security.policy import EVERYBODY, AccessPolicy, Principal
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
@@ -155,7 +155,7 @@ def test_changes_name_topics_and_channels_that_came_and_went(told: Told) -> None
     assert (found["gone"]["topics"], found["topics"]["u"]["messages"]) == (["u"], 5)
     only = BoardView(EVERYBODY, "t", True).changes(told.board, before)
     assert only is not None
-    assert only["gone"] == Gone(topics=[], channels=[["t", "d"]])
+    assert only["gone"] == GoneRows(topics=[], channels=[["t", "d"]])
 
 
 def test_a_page_that_missed_too_many_changes_gets_the_whole_state(

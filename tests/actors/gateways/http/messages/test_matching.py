@@ -16,8 +16,8 @@ from zsq.actors.gateways.http.messages import matching
 from zsq.actors.gateways.http.messages.matching import (
     PAUSE,
     Named,
+    SearchConditions,
     Undecoded,
-    Wanted,
     decoded,
     matches,
     named,
@@ -28,7 +28,9 @@ from zsq.transport.wire.codec import pack_headers
 LARGE = Limits(message_bytes_max=8 * 1024 * 1024 - 1024)
 
 
-def found(block: Block, wanted: Wanted, start: int = 0, stop: int | None = None) -> list[int]:
+def found(
+    block: Block, wanted: SearchConditions, start: int = 0, stop: int | None = None
+) -> list[int]:
     stop = block.count if stop is None else stop
     return [one for one in matches(block, start, stop, wanted, Undecoded()) if one != PAUSE]
 
@@ -40,24 +42,28 @@ def of(*bodies: Any) -> Block:
 @pytest.mark.parametrize(
     ("bodies", "wanted", "indexes"),
     [
-        ([b"abc", b"b", b"cab"], Wanted("ab"), [0, 2]),
-        ([b"a", b"b", b"ab"], Wanted("ab"), [2]),  # a hit across two messages is none
-        ([b"aab", b"b", b"aab"], Wanted("bb"), []),
-        ([b"aaaa", b"aaa"], Wanted("aaaa"), [0]),
-        ([b"", b"x", b"", b"x"], Wanted("x"), [1, 3]),
-        ([b"Error", b"ERROR"], Wanted("error"), []),
-        ([b"Error", b"ERROR", b"err"], Wanted("eRRor", ignore_case=True), [0, 1]),
-        (["\u00c9T\u00c9".encode(), b"x"], Wanted("\u00e9t\u00e9", ignore_case=True), [0]),
-        ([b"STRASSE", b"x"], Wanted("stra\u00dfe", ignore_case=True), [0]),
-        ([b"\xff\xfeerr", b"x"], Wanted("ERR\u00e9", ignore_case=True), []),
-        ([b"a", b"b"], Wanted(), [0, 1]),
-        ([b"a", b"b"], Wanted(key=b"k"), []),
-        ([b"a"], Wanted(tag=b"t"), []),
-        ([b"a"], Wanted(header=Named("h")), []),
+        ([b"abc", b"b", b"cab"], SearchConditions("ab"), [0, 2]),
+        ([b"a", b"b", b"ab"], SearchConditions("ab"), [2]),  # a hit across two messages is none
+        ([b"aab", b"b", b"aab"], SearchConditions("bb"), []),
+        ([b"aaaa", b"aaa"], SearchConditions("aaaa"), [0]),
+        ([b"", b"x", b"", b"x"], SearchConditions("x"), [1, 3]),
+        ([b"Error", b"ERROR"], SearchConditions("error"), []),
+        ([b"Error", b"ERROR", b"err"], SearchConditions("eRRor", ignore_case=True), [0, 1]),
+        (
+            ["\u00c9T\u00c9".encode(), b"x"],
+            SearchConditions("\u00e9t\u00e9", ignore_case=True),
+            [0],
+        ),
+        ([b"STRASSE", b"x"], SearchConditions("stra\u00dfe", ignore_case=True), [0]),
+        ([b"\xff\xfeerr", b"x"], SearchConditions("ERR\u00e9", ignore_case=True), []),
+        ([b"a", b"b"], SearchConditions(), [0, 1]),
+        ([b"a", b"b"], SearchConditions(key=b"k"), []),
+        ([b"a"], SearchConditions(tag=b"t"), []),
+        ([b"a"], SearchConditions(header=Named("h")), []),
     ],
 )
 def test_text_is_found_in_single_messages(
-    bodies: list[bytes], wanted: Wanted, indexes: list[int]
+    bodies: list[bytes], wanted: SearchConditions, indexes: list[int]
 ) -> None:
     assert found(pack(bodies), wanted) == indexes
 
@@ -76,15 +82,15 @@ def test_keys_tags_and_headers_are_compared_whole() -> None:
         tags=[b"t", None, b"t", b"tt", b"t"],
         headers=headers,
     )
-    assert found(block, Wanted(key=b"k")) == [0, 4]
-    assert found(block, Wanted(key=b"")) == [3]
-    assert found(block, Wanted(tag=b"t")) == [0, 2, 4]
-    assert found(block, Wanted(tag=b"t", key=b"k")) == [0, 4]
-    assert found(block, Wanted("5", tag=b"t", key=b"k")) == [4]
-    assert found(block, Wanted(header=Named("h", "x"))) == [0, 1]
-    assert found(block, Wanted(header=Named("h"))) == [0, 1]
-    assert found(block, Wanted(header=Named("n", "7"))) == [0]
-    assert found(block, Wanted(header=Named("n", "8"))) == []
+    assert found(block, SearchConditions(key=b"k")) == [0, 4]
+    assert found(block, SearchConditions(key=b"")) == [3]
+    assert found(block, SearchConditions(tag=b"t")) == [0, 2, 4]
+    assert found(block, SearchConditions(tag=b"t", key=b"k")) == [0, 4]
+    assert found(block, SearchConditions("5", tag=b"t", key=b"k")) == [4]
+    assert found(block, SearchConditions(header=Named("h", "x"))) == [0, 1]
+    assert found(block, SearchConditions(header=Named("h"))) == [0, 1]
+    assert found(block, SearchConditions(header=Named("n", "7"))) == [0]
+    assert found(block, SearchConditions(header=Named("n", "8"))) == []
 
 
 @pytest.mark.parametrize(
@@ -108,13 +114,13 @@ def test_keys_tags_and_headers_are_compared_whole() -> None:
 def test_a_field_is_found_in_json_and_msgpack(
     path: str, bodies: list[Any], indexes: list[int]
 ) -> None:
-    assert found(of(*bodies), Wanted(field=named(path, "field"))) == indexes
+    assert found(of(*bodies), SearchConditions(field=named(path, "field"))) == indexes
 
 
 def test_large_bodies_are_not_decoded_and_counted() -> None:
     undecoded = Undecoded()
     block = of({"v": 1, "x": "y" * matching.FIELD_BYTES_MAX}, {"v": 1})
-    wanted = Wanted(field=Named("v", "1"))
+    wanted = SearchConditions(field=Named("v", "1"))
     assert [one for one in matches(block, 0, 2, wanted, undecoded) if one != PAUSE] == [1]
     assert undecoded.count == 1
 
@@ -142,21 +148,21 @@ def test_a_search_agrees_with_a_plain_loop(monkeypatch: pytest.MonkeyPatch) -> N
                 if (needle.lower() if ignores else needle).encode()
                 in (bodies[at].lower() if ignores else bodies[at])
             ]
-            assert found(pack(bodies), Wanted(needle, ignores), start, stop) == wanted
+            assert found(pack(bodies), SearchConditions(needle, ignores), start, stop) == wanted
 
 
 @pytest.mark.parametrize(
     ("bodies", "wanted"),
     [
-        ([b"x" * (4 * 1024 * 1024)], Wanted("y")),
-        ([b"x" * (4 * 1024 * 1024)], Wanted("Y", ignore_case=True)),
-        ([b"x" * 500] * 2_000, Wanted("\u00e9", ignore_case=True)),
-        ([b'{"a": [1, 2, 3]}'] * 5_000, Wanted(field=Named("b"))),
-        ([b"x"] * 10_000, Wanted(header=Named("b"))),
+        ([b"x" * (4 * 1024 * 1024)], SearchConditions("y")),
+        ([b"x" * (4 * 1024 * 1024)], SearchConditions("Y", ignore_case=True)),
+        ([b"x" * 500] * 2_000, SearchConditions("\u00e9", ignore_case=True)),
+        ([b'{"a": [1, 2, 3]}'] * 5_000, SearchConditions(field=Named("b"))),
+        ([b"x"] * 10_000, SearchConditions(header=Named("b"))),
     ],
     ids=["text", "any case", "folded", "field", "header"],
 )
-def test_a_search_pauses_often(bodies: list[bytes], wanted: Wanted) -> None:
+def test_a_search_pauses_often(bodies: list[bytes], wanted: SearchConditions) -> None:
     """The work between two pauses is bounded. The bound is far above the usual millisecond,
     because other processes may run in between."""
     headers = [pack_headers({"a": 1})] * len(bodies) if wanted.header else None

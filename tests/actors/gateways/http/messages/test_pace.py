@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from zsq.actors.gateways.http.messages.pace import BEHIND_MAX, BURST, RATE, Pace, Turn
+from zsq.actors.gateways.http.messages.pace import BEHIND_MAX, BURST, RATE, TailPace, Turn
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ from zsq.actors.gateways.http.messages.pace import BEHIND_MAX, BURST, RATE, Pace
     ],
 )
 def test_a_turn(at: int, head: int, turn: Turn) -> None:
-    assert Pace(0.0).turn(at, head, 0.0) == turn
+    assert TailPace(0.0).turn(at, head, 0.0) == turn
 
 
 def test_the_rate_holds_over_time() -> None:
     """A flood of 10,000 messages a second is shown at the rate, and all others are counted."""
-    pace, at, head, shown, dropped = Pace(0.0), 0, 0, 0, 0
+    pace, at, head, shown, dropped = TailPace(0.0), 0, 0, 0, 0
     for step in range(1, 121):
         head += 5_000
         turn = pace.turn(at, head, step / 2)
@@ -42,7 +42,7 @@ def test_the_rate_holds_over_time() -> None:
 
 
 def test_a_burst_is_shown_completely() -> None:
-    pace, at, shown = Pace(0.0), 0, 0
+    pace, at, shown = TailPace(0.0), 0, 0
     for step in range(30):
         turn = pace.turn(at, BEHIND_MAX, step / 2)
         assert turn.dropped == 0
@@ -53,7 +53,7 @@ def test_a_burst_is_shown_completely() -> None:
 
 def test_each_message_is_shown_or_dropped_once() -> None:
     chance = random.Random(3)
-    pace, at, head, now_s = Pace(0.0), 0, 0, 0.0
+    pace, at, head, now_s = TailPace(0.0), 0, 0, 0.0
     for _ in range(2_000):
         head += chance.choice([0, 0, 1, 3, 40, 700, 5_000])
         now_s += chance.choice([0.0, 0.1, 0.5, 20.0])
