@@ -201,7 +201,7 @@ def test_orders_that_make_no_sense_are_refused(cluster: Cluster) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_nothing_is_lost_or_stored_twice_when_brokers_are_killed_during_moves(
     cluster: Cluster, seed: int
 ) -> None:
