@@ -34,10 +34,10 @@ from ....transport.wire.protocol import Spread
 from ...runtime.listening import join_place
 from ...runtime.pulses import NsqClientReport
 from ...statistics.statistics import label_of
+from ..shared.publishing import Gatherer
 from .consuming import Subscription
 from .intake import Intake
 from .permits import Permits
-from .publishing import Gatherer
 
 _Told = TypeVar("_Told")
 log = logging.getLogger("zsq")

@@ -53,7 +53,7 @@ from ....transport.nsq.wire import encode_messages, id_base, message_ids, messag
 from ....transport.wire.address import Address
 from ....transport.wire.protocol import EXPIRED, Answer, Deliver, Run, Spread, Touch
 from ..acting import NOBODY
-from .publishing import SettledTurner
+from ..shared.publishing import SettledTurner
 from .sharing import Sharing
 
 _MS: Final = 1_000_000
