@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol, Self, TypedDict
 from ...transport.reports import AlarmEvent
 from ...transport.resolver import connect
 from ..settings.options import AlarmOptions, shown_url
-from ..settings.starts import AlarmBroker
+from .extension import AlarmBroker
 
 
 class AlarmMessage(TypedDict):

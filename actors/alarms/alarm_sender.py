@@ -35,8 +35,8 @@ from ...transport.wire import protocol as p
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
 from ..runtime.worker_thread import WorkerThread
-from ..settings.starts import AlarmStart
 from .alarm_receivers import AlarmMessage, NotSent, Receiver, receivers
+from .extension import AlarmStart
 
 WAITING_MAX: Final = 1_000
 BATCH_MAX: Final = 100

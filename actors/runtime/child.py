@@ -12,47 +12,6 @@ from ...transport.units import NS_PER_S
 from ..settings import options
 from ..settings.starts import ActorStart
 
-# The kinds of processes in the order of their start. They are stopped in the reverse order.
-KINDS: Final = (
-    "topic",
-    "channel",
-    "scan_worker",
-    "scan_loop",
-    "gateway",
-    "nsq_gateway",
-    "http_gateway",
-    "alarm_teller",
-    "scheduler",
-    "archive",
-)
-# These kinds need something outside the broker: an address that another program may use already, or
-# the bucket.
-OUTSIDE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway", "archive"})
-
-# The processes that end when a process of this kind fails. A topic's channels end with the topic
-# and start after it, because a channel's leases depend on the rows that the topic's storage
-# recovered. Rejected for now: channels that outlive their topic and attach to the next one. That
-# would save redeliveries after a crash, but it needs a second protocol for sending again what was
-# not committed.
-FATE: Final[dict[str, str]] = {
-    "topic": "topic_group",
-    "channel": "self",
-    "scan_worker": "self",
-    "scan_loop": "self",
-    "gateway": "self",
-    "nsq_gateway": "self",
-    "http_gateway": "self",
-    "alarm_teller": "self",
-    "scheduler": "self",
-    "archive": "self",
-}
-# Kinds that end the broker when they exceed the restart intensity. If a topic or a channel exceeds
-# it, only its topic fails. Without the alarm sender (`alarm_teller`), alarms are still in the log.
-# Without the scheduler, the broker's health says so, and everything else goes on.
-ENDS_TREE: Final = frozenset(
-    {"gateway", "nsq_gateway", "http_gateway", "scan_loop", "scan_worker", "archive"}
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:

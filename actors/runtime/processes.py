@@ -41,7 +41,7 @@ class Processes:
     ) -> None:
         self.table = table
         self._port = port
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._make_room = make_room
         self._processes_max = processes_max or processes_by_memory()
         # Each start of a process has a new key, which is part of endpoints and lease tokens. Keys
@@ -70,7 +70,7 @@ class Processes:
         return self._key
 
     def endpoint(self, number: int) -> str:
-        return f"ipc://{self._run_dir}/{number}"
+        return f"ipc://{self.run_dir}/{number}"
 
     def send(self, child: Child, message: p.Wire) -> bool:
         """Send a message. Return False if the connection of the child is gone or full."""

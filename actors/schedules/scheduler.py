@@ -23,8 +23,8 @@ from ...transport.wire import protocol as p
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
 from ..runtime.worker_thread import WorkerThread
-from ..settings.starts import SchedulerStart
 from .book import Book, Outcome, Run
+from .extension import SchedulerStart
 from .runs import TopicTransactions, carry_out, publish_once
 
 THREADS: Final = 4

@@ -1,11 +1,7 @@
 """Checks of exposure: addresses for other machines need authentication or `--insecure`.
 
-A gateway counts as protected in these cases:
-
-* over ZeroMQ with an access file and a key pair (CURVE);
-* over NSQ with an access file, an auth server, or certificates that clients must show;
-* over HTTP with an access file. An auth server is not enough there, because it does not restrict
-  reading.
+Each gateway says when it counts as protected (`Door.exposed`): over ZeroMQ with an access file and
+a key pair (CURVE).
 
 A host name counts as local if all its addresses are. A name without an address is refused, because
 a listener may still understand it: libzmq takes `eth0` for the interface of that name. For the same
@@ -19,7 +15,8 @@ import socket
 from collections.abc import Callable
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
-from ..settings.options import ServeOptions, push_listen
+from ..runtime.services import doors
+from ..settings.options import ServeOptions
 
 REMEDY = (
     "Set permissions with --access FILE (docs/security.md), listen on 127.0.0.1, or give "
@@ -58,22 +55,7 @@ def exposed(options: ServeOptions, local: Callable[[str], bool] = is_local) -> l
     """Return a sentence for each unprotected address: "--listen 0.0.0.0:4153 (ZeroMQ) needs
     ...".
     """
-    found = []
-    access, curve = bool(options.security.access_file), bool(options.security.curve_key_file)
-    if options.gateway and not (access and curve):
-        for option, place in (
-            ("--listen", options.gateway),
-            ("--listen-push", push_listen(options)),
-        ):
-            if not local(place):
-                found.append(f"{option} {place} (ZeroMQ) needs --access and --curve-key")
-    nsq, http = options.nsq, options.http
-    if nsq is not None and not (access or nsq.auth_http_addresses or nsq.tls.client_auth):
-        text = "needs --access, --nsq-auth-http-address or --nsq-tls-client-auth-policy"
-        found += [f"--nsq-listen {place} {text}" for place in nsq.listen if not local(place)]
-    if http is not None and not access and not local(http.listen):
-        found.append(f"--http-listen {http.listen} needs --access")
-    return found
+    return [text for door in doors() for text in door.exposed(options, local)]
 
 
 def _known_local(place: str) -> bool:
@@ -86,39 +68,16 @@ def _known_local(place: str) -> bool:
 
 def in_clear(options: ServeOptions, local: Callable[[str], bool] = _known_local) -> list[str]:
     """Return a warning for each address whose traffic others on the network could read."""
-    found = []
-    nsq, http = options.nsq, options.http
-    if nsq is not None and not (nsq.tls.required or nsq.tls.client_auth):
-        found += [
-            f"NSQ clients at {place} may connect without TLS (see --nsq-tls-required)"
-            for place in nsq.listen
-            if not local(place)
-        ]
-    if http is not None and not http.tls_cert and not local(http.listen):
-        found.append(f"HTTP at {http.listen} does not use TLS (see --http-tls-cert)")
-    return found
-
-
-def _places(options: ServeOptions) -> list[str]:
-    """Return all addresses on which the gateways listen."""
-    zeromq = [options.gateway, push_listen(options)] if options.gateway else []
-    return [
-        *zeromq,
-        *(options.nsq.listen if options.nsq is not None else ()),
-        *([options.http.listen] if options.http is not None else []),
-    ]
+    return [text for door in doors() for text in door.in_clear(options, local)]
 
 
 def check(options: ServeOptions) -> None:
     """Raise `UsageError` (E_BAD_ARGUMENT) if an address is unprotected or options conflict."""
-    if options.security.access_file and options.nsq is not None and options.nsq.auth_http_addresses:
-        raise UsageError(
-            E_BAD_ARGUMENT,
-            "--access and --nsq-auth-http-address exclude each other; give only one of them",
-        )
+    for door in doors():
+        door.check(options)
     if options.security.insecure:
         return
-    for place in _places(options):
+    for place in (place for door in doors() for place in door.listens(options)):
         # This raises if the host has no address. It is checked even with authentication.
         is_local(place)
     found = exposed(options)

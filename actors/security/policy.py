@@ -1,10 +1,12 @@
 """Access control: decides whether a principal may do an action on a topic and a channel. Pure.
 
 A gateway authenticates each client, which gives a `Principal`. The tables below say which action a
-request needs. They have one row for each kind of link (`LINKS`), permission of an NSQ client
-(`COMMANDS`) and HTTP path (`PATHS`). The table of administrative requests
-(`transport/wire/admin_requests.py`) has the action of each. `RULES` has one row for each action:
-what it needs in the access file, what it needs from an auth server, and the text of its refusal.
+request needs. They have one row for each kind of link (`LINKS`). The table of administrative
+requests (`transport/wire/admin_requests.py`) has the action of each. `RULES` has one row for each
+action: what it needs in the access file, and the text of its refusal. A gateway for another
+protocol has the table of its own requests (`gateways/nsq/permissions.py`,
+`gateways/http/web/permissions.py`), and an auth server's answer has its own policy
+(`gateways/shared/auth_policy.py`).
 
 The permission to change a topic does not include reading its messages.
 
@@ -13,10 +15,6 @@ far as `create` permits. `dead_letter_topic` and redrive copy bodies from one to
 they need more: `subscribe` on the source and `publish` on the target. Otherwise a user with only
 `admin` could read a topic by sending its messages to another one. A message for one channel only is
 withheld from all others, so it needs `admin` of the topic, also from a redrive.
-
-An auth server knows only two permissions, publish and subscribe. A client that may publish to a
-topic may also change it, and a client that may subscribe to a channel may also change the channel.
-All clients may see names and numbers, and no client may change what belongs to the broker.
 
 The rules name topics. A part of a topic has the permissions of its topic.
 
@@ -33,7 +31,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from ...transport.errors import E_FORBIDDEN, Refused
 from ...transport.names import base_of
-from ...transport.nsq.permissions import PUBLISH, SUBSCRIBE, AuthState
 from ...transport.wire import protocol as p
 from ...transport.wire.actions import Action
 from ...transport.wire.admin_codec import name_of, request_of
@@ -60,7 +57,6 @@ class Rule(NamedTuple):
     """
 
     user: Callable[[User, str, str], bool]
-    auth_server: Callable[[AuthState, str, str], bool]
     needs: str
     what: str = ""
     names: tuple[str, ...] | None = None
@@ -70,60 +66,37 @@ def _yes(granted: object, topic: str, channel: str) -> bool:
     return True
 
 
-def _no(granted: object, topic: str, channel: str) -> bool:
-    return False
-
-
-def _publishes(state: AuthState, topic: str, channel: str) -> bool:
-    return state.permits(PUBLISH, topic)
-
-
-def _reads(state: AuthState, topic: str, channel: str) -> bool:
-    """Return True if the topic may be read by offset.
-
-    This needs a subscribe pattern that also matches the empty channel name, as `.*` does.
-    """
-    return any(one.permits(SUBSCRIBE, topic, "") for one in state.authorizations)
-
-
-def _consumes(state: AuthState, topic: str, channel: str) -> bool:
-    return state.permits(SUBSCRIBE, topic, channel) if channel else _reads(state, topic, "")
-
-
 _TOPIC: Final = ("topic",)
 _CHANNEL: Final = ("topic", "channel")
 RULES: Final[Mapping[Action, Rule]] = {
-    Action.OPEN: Rule(_yes, _yes, "nothing"),
-    Action.KNOWN: Rule(_yes, _yes, "a user"),
+    Action.OPEN: Rule(_yes, "nothing"),
+    Action.KNOWN: Rule(_yes, "a user"),
     # SEE shows names and numbers, but no bodies. Lists contain only what a principal may see
     # (`visible`).
-    Action.SEE: Rule(lambda user, topic, _: user.may_view(topic), _yes, "view", "view topic {topic!r}", ()),
-    Action.SEE_SOME: Rule(lambda user, *_: user.may_something, _yes, "view", "see statistics"),
-    Action.SEE_ALL: Rule(lambda user, *_: user.sees_all, _yes, 'view = ["*"]', "see all topics"),
-    Action.PUBLISH: Rule(lambda user, topic, _: user.may_publish(topic), _publishes, "publish", "publish to topic {topic!r}", _TOPIC),
+    Action.SEE: Rule(lambda user, topic, _: user.may_view(topic), "view", "view topic {topic!r}", ()),
+    Action.SEE_SOME: Rule(lambda user, *_: user.may_something, "view", "see statistics"),
+    Action.SEE_ALL: Rule(lambda user, *_: user.sees_all, 'view = ["*"]', "see all topics"),
+    Action.PUBLISH: Rule(lambda user, topic, _: user.may_publish(topic), "publish", "publish to topic {topic!r}", _TOPIC),
     # Without a channel it covers all channels, as for reading by offset.
     Action.CONSUME: Rule(
-        lambda user, topic, channel: user.may_subscribe(topic, channel), _consumes,
+        lambda user, topic, channel: user.may_subscribe(topic, channel),
         "subscribe", "consume channel {channel!r} of topic {topic!r}", _CHANNEL,
     ),
     Action.READ: Rule(
-        lambda user, topic, _: user.may_subscribe(topic), _reads, "subscribe to the whole topic", "read topic {topic!r} by offset", _TOPIC
+        lambda user, topic, _: user.may_subscribe(topic), "subscribe to the whole topic", "read topic {topic!r} by offset", _TOPIC
     ),
     Action.REDRIVE: Rule(
-        lambda user, topic, _: user.may_subscribe(topic, REDRIVE),
-        lambda state, topic, _: _consumes(state, topic, REDRIVE),
-        f"subscribe to its channel {REDRIVE}", "redrive topic {topic!r}", _TOPIC,
+        lambda user, topic, _: user.may_subscribe(topic, REDRIVE), f"subscribe to its channel {REDRIVE}", "redrive topic {topic!r}", _TOPIC
     ),
     # First use creates the channel if one is named, else the topic.
-    Action.CREATE: Rule(lambda user, topic, channel: user.may_create(topic, channel), _yes, "create", "create topic {topic!r}", _TOPIC),
-    Action.MANAGE_TOPIC: Rule(lambda user, topic, _: user.may_admin(topic), _publishes, "admin", "change topic {topic!r}", _TOPIC),
+    Action.CREATE: Rule(lambda user, topic, channel: user.may_create(topic, channel), "create", "create topic {topic!r}", _TOPIC),
+    Action.MANAGE_TOPIC: Rule(lambda user, topic, _: user.may_admin(topic), "admin", "change topic {topic!r}", _TOPIC),
     Action.MANAGE_CHANNEL: Rule(
-        lambda user, topic, _: user.may_admin(topic), lambda state, topic, channel: state.permits(SUBSCRIBE, topic, channel),
-        "admin", "change channel {channel!r} of topic {topic!r}", _CHANNEL,
+        lambda user, topic, _: user.may_admin(topic), "admin", "change channel {channel!r} of topic {topic!r}", _CHANNEL
     ),
-    Action.CONFIGURE: Rule(lambda user, *_: user.is_broker_admin, _yes, 'admin = ["*"]', "change the configuration"),
+    Action.CONFIGURE: Rule(lambda user, *_: user.is_broker_admin, 'admin = ["*"]', "change the configuration"),
     # This is for processes, the audit log, and every order that is in no table.
-    Action.ADMINISTER: Rule(lambda user, *_: user.is_broker_admin, _no, 'admin = ["*"]', "change the broker"),
+    Action.ADMINISTER: Rule(lambda user, *_: user.is_broker_admin, 'admin = ["*"]', "change the broker"),
 }  # fmt: skip
 
 
@@ -192,16 +165,6 @@ class AccessPolicy(Policy):
         )
 
 
-class AuthServerPolicy(Policy):
-    """The policy of an auth server's answer for one principal."""
-
-    def __init__(self, state: AuthState) -> None:
-        self._state = state
-
-    def may(self, principal: Principal, action: Action, topic: str = "", channel: str = "") -> bool:
-        return RULES[action].auth_server(self._state, topic, channel)
-
-
 class FixedPolicy(Policy):
     """A policy that permits these actions to all principals on all topics."""
 
@@ -214,17 +177,6 @@ class FixedPolicy(Policy):
 
 EVERYBODY: Final = Principal("", FixedPolicy(*Action))  # all clients, without authentication
 NOBODY: Final = Principal("", FixedPolicy(Action.OPEN))  # unknown clients
-# All clients that read over HTTP when an auth server is used.
-LOOKING: Final = Principal(
-    "", FixedPolicy(Action.OPEN, Action.SEE, Action.SEE_SOME, Action.SEE_ALL)
-)
-
-
-def granted(state: AuthState) -> Principal:
-    """Return the principal of an auth server's answer."""
-    return Principal(
-        state.identity, AuthServerPolicy(state), state.permission_count, state.identity_url
-    )
 
 
 def forbidden(principal: Principal, what: str, needs: str) -> Refused:
@@ -364,87 +316,6 @@ def first_use(principal: Principal, topic: str) -> str:
     A user may be permitted to create channels of existing topics only.
     """
     return TOPIC_TOO if principal.may(Action.CREATE, topic) else CHANNEL_ONLY
-
-
-# NSQ's clients
-
-COMMANDS: Final[Mapping[str, Action]] = {PUBLISH: Action.PUBLISH, SUBSCRIBE: Action.CONSUME}
-
-
-def may_command(principal: Principal, permission: str, topic: str, channel: str) -> bool:
-    """Return True if an NSQ client has the permission.
-
-    A publish has no channel, and a subscribe has one. Any other combination is not permitted.
-    """
-    action = COMMANDS.get(permission)
-    return (
-        action is not None
-        and bool(channel) == (action is Action.CONSUME)
-        and principal.may(action, topic, channel)
-    )
-
-
-# HTTP
-
-Actions = tuple[Action, ...]
-
-
-def _all(actions: Actions | Action, method: str, *paths: str) -> dict[tuple[str, str], Actions]:
-    return {
-        (method, path): (actions,) if isinstance(actions, Action) else actions for path in paths
-    }
-
-
-PATHS: Final[Mapping[tuple[str, str], Actions]] = {
-    # The console's files contain no data. To unknown clients, /ping and /health show only whether
-    # the broker is healthy.
-    **_all(Action.OPEN, "GET", "/ping", "/ready", "/health", "/", "/console/{name:path}"),
-    **_all(Action.SEE, "GET", "/info", "/stats", "/metrics", "/lookup", "/topics", "/channels", "/nodes", "/config/{option}"),
-    **_all(Action.CONFIGURE, "PUT", "/config/{option}"),
-    **_all(Action.PUBLISH, "POST", "/pub", "/mpub", "/api/topic/publish"),
-    **_all(Action.MANAGE_TOPIC, "POST", *(f"/topic/{one}" for one in ("create", "delete", "empty", "pause", "unpause", "tombstone"))),
-    **_all(Action.MANAGE_CHANNEL, "POST", *(f"/channel/{one}" for one in ("create", "delete", "empty", "pause", "unpause"))),
-    # The console's paths
-    **_all(Action.SEE, "GET", "/api/overview", "/api/live", "/api/history", "/api/histories", "/api/topic", "/api/channel", "/api/chunks"),
-    **_all(Action.SEE, "GET", "/api/alarms", "/api/preview", "/api/jobs"),
-    **_all(Action.SEE_SOME, "GET", "/api/cluster"),  # the handler leaves out topics and brokers' values
-    **_all(Action.SEE_SOME, "GET", "/api/schedules"),  # the handler leaves out other topics
-    **_all(Action.READ, "GET", "/api/messages", "/api/body", "/api/delayed", "/api/dead-letters"),
-    **_all(Action.READ, "GET", "/api/search", "/api/tail", "/api/download"),
-    **_all(Action.CONSUME, "GET", "/api/peek"),
-    **_all(Action.ADMINISTER, "GET", "/api/processes", "/api/audit"),
-    **_all(
-        Action.MANAGE_TOPIC, "POST",
-        *(f"/api/topic/{one}" for one in ("create", "configure", "pause", "unpause", "empty", "close", "open", "delete")),
-        "/api/delayed/cancel",
-        *(f"/api/schedule/{one}" for one in ("pause", "resume", "remove")),
-        "/api/alarm/ack", "/api/alarm/unack",  # without a topic, the handler asks for ADMINISTER
-    ),
-    **_all((Action.MANAGE_TOPIC, Action.PUBLISH), "POST", *(f"/api/schedule/{one}" for one in ("add", "set", "run"))),
-    **_all((Action.MANAGE_TOPIC, Action.REDRIVE), "POST", "/api/redrive", "/api/redrive/discard"),
-    **_all(
-        Action.MANAGE_CHANNEL, "POST",
-        *(
-            f"/api/channel/{one}"
-            for one in ("create", "configure", "pause", "unpause", "empty", "seek", "skip", "delete", "disconnect")
-        ),
-    ),
-    **_all(Action.KNOWN, "POST", "/api/job/stop"),  # the handler checks the job's topic
-}  # fmt: skip
-
-
-def actions_of(method: str, path: str) -> Actions:
-    """Return the actions that a path needs, with `path` as in the table of paths.
-
-    A path without a row cannot be served.
-    """
-    try:
-        return PATHS[method, path]
-    except KeyError:
-        raise AssertionError(
-            f"{method} {path} has no row in PATHS of policy.py; add one with the actions that "
-            "it needs"
-        ) from None
 
 
 # Filtering of answers

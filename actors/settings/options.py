@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from ...transport.block.block_format import MESSAGE_BYTES_MAX
@@ -511,14 +511,17 @@ BUCKET_LAG_S: Final = 1.0
 PATIENCE_S: Final = 10.0  # of a standby
 
 
+_OptionsT = TypeVar("_OptionsT")
+
+
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """Options of `zsq serve`.
 
     `gateway` is host:port of the ZeroMQ gateway, "" for none. `gateway_push` is its address for
-    PUSH writers, "" for the port that `push_listen` chooses. `nsq` and `http` are None for no
-    gateway. `sync` is the mode of topics that are created without a mode. `auto_create` is one of
-    AUTO_CREATE. `stage_timeout_s` is how long an unused stage is kept, sealed or not; 0 means
+    PUSH writers, "" for the port that `push_listen` chooses. `sync` is the mode of topics that are
+    created without a mode. `auto_create` is one of AUTO_CREATE. `stage_timeout_s` is how long an
+    unused stage is kept, sealed or not; 0 means
     STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S. `retention` applies to topics without settings, by
     the names of `transport.settings.Retention`. A topic or channel is made only while fewer than
     `processes_max` processes run; 0 takes the limit from the machine's memory. `message_bytes_max`
@@ -531,14 +534,13 @@ class ServeOptions:
     takes over when the primary was quiet for `patience_s` seconds. `cluster` is the bucket URL of
     the cluster's directory, "" for none. `advertise` are the addresses at which clients reach the
     broker, () for that of the gateway. `is_probed` is True if this process has found out as a
-    standby that the bucket is fit.
+    standby that the bucket is fit. `extensions` has the options of extensions, at most one
+    object of each class. The core does not know these classes.
     """
 
     data_dir: Path
     gateway: str = "127.0.0.1:4153"
     gateway_push: str = ""
-    nsq: NsqOptions | None = None
-    http: HttpOptions | None = None
     node_id: int = 0
     chunk_bytes: int = 256 * MIB
     message_bytes_max: int = MESSAGE_BYTES_MAX
@@ -550,7 +552,6 @@ class ServeOptions:
     processes_max: int = 0
     sleep_after_s: float = SLEEP_AFTER_S
     retention: Mapping[str, object] = field(default_factory=dict)
-    alarms: AlarmOptions = field(default_factory=AlarmOptions)
     security: SecurityOptions = field(default_factory=SecurityOptions)
     bucket: str = ""
     bucket_cache_bytes: int = BUCKET_CACHE_BYTES
@@ -560,6 +561,21 @@ class ServeOptions:
     cluster: str = ""
     advertise: tuple[str, ...] = ()
     is_probed: bool = False
+    extensions: tuple[object, ...] = ()
+
+    @property
+    def ships(self) -> bool:
+        """True if everything newer than the full log files goes to the bucket, too."""
+        return bool(self.bucket and self.bucket_lag_s)
+
+    def of(self, kind: type[_OptionsT]) -> _OptionsT | None:
+        """Return the options of an extension, or None if it is not used."""
+        return next((one for one in self.extensions if isinstance(one, kind)), None)
+
+    def having(self, options: object) -> ServeOptions:
+        """Return these options with those of an extension replaced or added."""
+        kept = {type(one): one for one in (*self.extensions, options)}
+        return replace(self, extensions=tuple(kept.values()))
 
 
 def push_listen(serve_options: ServeOptions) -> str:

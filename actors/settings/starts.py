@@ -1,16 +1,16 @@
-"""Start values of each kind of actor: endpoints, and settings that do not change while it lives.
+"""Start values of actors: endpoints, and settings that do not change while an actor lives.
 
-They are pickled and sent to the actor's process.
+They are pickled and sent to the actor's process. An extension has those of its own actors in its
+`extension.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypedDict
 
 from ...transport.block.block import MESSAGE_BYTES_MAX
 from ...transport.settings import NewChannelSettings, Retention
-from .options import AlarmOptions, HttpOptions, NsqOptions, SecurityOptions
+from .options import SecurityOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,39 +153,3 @@ class ZeroMqStart(GatewayStart):
 
     listen: str
     push: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NsqStart(GatewayStart):
-    options: NsqOptions
-    message_bytes_max: int = MESSAGE_BYTES_MAX
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpStart(GatewayStart):
-    options: HttpOptions
-    message_bytes_max: int = MESSAGE_BYTES_MAX
-
-
-class AlarmBroker(TypedDict):
-    """The description of the broker that receivers of alarms get."""
-
-    host: str
-    node: int
-    uuid: str
-    data_dir: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlarmStart(ActorStart):
-    """Start values of the alarm sender; `broker` describes the broker to receivers."""
-
-    alarms: AlarmOptions
-    broker: AlarmBroker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStart(ActorStart):
-    """Start values of the scheduler; `url` is the broker's address, by which it publishes."""
-
-    url: str

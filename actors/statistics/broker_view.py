@@ -130,14 +130,20 @@ class DiskView(Protocol):
     def statistics(self) -> DiskStats: ...
 
 
-class AlarmsView(Protocol):
-    def rows(self, topic: str = "", channel: str = "") -> Sequence[RaisedAlarm]: ...
+class AlarmsView:
+    """The alarms that statistics show. Without the extension there are none."""
 
-    def texts(self, topic: str) -> list[str]: ...
+    def rows(self, topic: str = "", channel: str = "") -> Sequence[RaisedAlarm]:
+        return []
 
-    def recent(self) -> Sequence[AlarmEvent]: ...
+    def texts(self, topic: str) -> list[str]:
+        return []
 
-    def receivers(self) -> Sequence[AlarmReceiver]: ...
+    def recent(self) -> Sequence[AlarmEvent]:
+        return []
+
+    def receivers(self) -> Sequence[AlarmReceiver]:
+        return []
 
 
 @dataclass(frozen=True, slots=True)

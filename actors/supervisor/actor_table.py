@@ -3,20 +3,25 @@
 The names are strings, so neither the supervisor nor the runtime imports the classes.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from typing import Final
 
-ACTORS: Final = {
+from ..runtime.services import services
+
+TOPICS: Final = {
     "topic": "zsq.actors.topic.topic:TopicActor",
     "channel": "zsq.actors.channel.channel:ChannelActor",
-    "scan_loop": "zsq.actors.scan.scan_loop:ScanLoop",
-    "scan_worker": "zsq.actors.scan.scan_worker:ScanWorker",
-    "gateway": "zsq.actors.gateways.zeromq:ZeroMqGateway",
-    "nsq_gateway": "zsq.actors.gateways.nsq.gateway:NsqGateway",
-    "http_gateway": "zsq.actors.gateways.http.gateway:HttpGateway",
-    "alarm_teller": "zsq.actors.alarms.alarm_sender:AlarmSender",
-    "scheduler": "zsq.actors.schedules.scheduler:Scheduler",
-    "archive": "zsq.actors.bucket.archive.archive_actor:ArchiveActor",
 }
-# Each of these actors runs in one process, and needs libraries that no other process uses.
-# Loading them only in its process keeps their cost away from brokers that do not start it.
-NOT_PRELOADED: Final = frozenset({"nsq_gateway", "http_gateway", "scheduler", "archive"})
+
+
+def actor_classes() -> Mapping[str, str]:
+    """Return the class of each kind: those of topics and channels, and of all services."""
+    return TOPICS | {kind: service.actor for kind, service in services().items()}
+
+
+def preloaded() -> list[str]:
+    """Return the classes that are loaded before any process starts."""
+    rows = [service.actor for service in services().values() if service.is_preloaded]
+    return [*TOPICS.values(), *rows]

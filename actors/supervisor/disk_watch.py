@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...storage.files import Files
 from ...storage.space import describe, reserve_bytes
 from ...transport.names import EPHEMERAL_SUFFIX
 from ...transport.reports import DiskStats, RaisedAlarm
-from ..alarms import backlog
-from ..alarms.backlog import AlarmSubject, Event
 from ..settings import options
 from ..statistics.broker_view import storage_pulse
 
@@ -35,11 +34,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zsq")
 
-FREE_BYTES: Final = AlarmSubject("", "", backlog.FREE_BYTES)
+FREE_BYTES: Final = "free_bytes"  # the figure of the alarm
+EVENTS_MAX: Final = 100
 AGAIN_S: Final = 60.0
 OVER_S: Final = 3.0
 TOPICS_NAMED: Final = 5
 _S: Final = 1_000_000_000
+
+
+class DiskEvent(NamedTuple):
+    """The disk is full, or has space again. `event` is "raised" or "cleared"."""
+
+    event: str
+    free_bytes: int | None
+    reserve_bytes: int
+    raised_wall_ns: int
+    wall_ns: int
+    text: str
 
 
 class DiskState:
@@ -103,7 +114,7 @@ class DiskWatch:
         self._of_memory = False  # True if the text is about the disk of `#ephemeral` topics
         self._refused = RefusedCount()
         self._refused_before = 0  # the count when the disk was last not full
-        self._events: list[Event] = []
+        self._events: deque[DiskEvent] = deque(maxlen=EVENTS_MAX)
         self.free_bytes: int | None = None
         self.reserve_bytes = 0
 
@@ -125,7 +136,8 @@ class DiskWatch:
             self._events.append(self._event("cleared", wall_ns))
         elif told:
             log.error("%s (for %.0f s; %d publishes refused)", self._state.text, lasted_s, refused)
-            self._events += [self._event("raised", wall_ns)] if told == "began" else []
+            if told == "began":
+                self._events.append(self._event("raised", wall_ns))
         if not self._state.text:
             self._refused_before = self._refused.total
 
@@ -185,15 +197,14 @@ class DiskWatch:
         """
         return bool(self._state.text) and topic.endswith(EPHEMERAL_SUFFIX) == self._of_memory
 
-    def _event(self, event: str, wall_ns: int) -> Event:
+    def _event(self, event: str, wall_ns: int) -> DiskEvent:
         text = (
             f"{event}: {self._state.text}"
             if event == "raised"
             else "cleared: the disk has space again"
         )
-        return Event(
+        return DiskEvent(
             event,
-            FREE_BYTES,
             self.free_bytes,
             self.reserve_bytes,
             self._state.began_wall_ns,
@@ -201,12 +212,13 @@ class DiskWatch:
             text,
         )
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[DiskEvent]:
         """Return the events that have not been sent to the receivers of alarms."""
-        events, self._events = self._events, []
+        events = list(self._events)
+        self._events.clear()
         return events
 
-    def again(self, wall_ns: int) -> list[Event]:
+    def again(self, wall_ns: int) -> list[DiskEvent]:
         """Return the alarm if it is raised. It is for a receiver that has not received it yet."""
         return [self._event("raised", wall_ns)] if self._state.text else []
 
@@ -216,7 +228,7 @@ class DiskWatch:
             return []
         return [
             {
-                "topic": "", "channel": "", "figure": FREE_BYTES.figure, "value": self.free_bytes, "threshold": self.reserve_bytes,
+                "topic": "", "channel": "", "figure": FREE_BYTES, "value": self.free_bytes, "threshold": self.reserve_bytes,
                 "raised_ns": self._state.began_wall_ns, "text": self._state.text,
             }
         ]  # fmt: skip

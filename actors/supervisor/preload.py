@@ -12,10 +12,10 @@ import pkgutil
 from ..channel.ack_policy import ack_policy_class
 from ..runtime import process_table as _process_table  # noqa: F401
 from ..storage.extension import extension_class
-from .actor_table import ACTORS, NOT_PRELOADED
+from .actor_table import preloaded
 
-for _kind in ACTORS.keys() - NOT_PRELOADED:
-    pkgutil.resolve_name(ACTORS[_kind])
+for _actor in preloaded():
+    pkgutil.resolve_name(_actor)
 extension_class()
 ack_policy_class()
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, cast
 
@@ -33,17 +33,15 @@ from ...transport.errors import E_CLOSING, E_LIMIT, E_TIMEOUT, ZsqError
 from ...transport.settings import RetentionSettings
 from ...transport.wire import protocol as p
 from ..runtime.process_table import Child
+from ..runtime.services import is_door, services
 from ..settings import options
-from ..settings.options import AlarmOptions, ServeOptions
-from ..settings.starts import ActorStart, ArchiveStart, GatewayStart, HttpStart, NsqStart
+from ..settings.options import ServeOptions
 from .commands.requests import Orders
 from .singles import Singles
 from .topics.broker_state import BrokerState
 
 log = logging.getLogger("zsq")
 
-GATEWAYS: Final = ("gateway", "nsq_gateway", "http_gateway")
-SHIPPING: Final = ("topic", "archive")
 # The delay before a reload is sent again to an actor that did not answer.
 _AGAIN_NS: Final = 1_000_000_000
 # Codes that the supervisor itself sets: the order did not arrive, or it was not answered.
@@ -64,51 +62,25 @@ class Fresh(NamedTuple):
 def merged(now: ServeOptions, new: ServeOptions) -> tuple[ServeOptions, tuple[str, ...]]:
     """Return `now` with the changes from `new` that are possible, and the names of the others."""
     kept: list[str] = []
-    security, nsq, http = now.security, now.nsq, now.http
+    security = now.security
     if bool(security.access_file) != bool(new.security.access_file):
         kept.append("--access (to turn it on or off)")
     else:
         security = replace(security, access_file=new.security.access_file)
-    if nsq is not None and new.nsq is not None:
-        if bool(nsq.tls.cert) != bool(new.nsq.tls.cert):
-            kept.append("--nsq-tls-cert (to turn TLS on or off)")
-        else:
-            nsq = replace(nsq, tls=replace(new.nsq.tls, required=nsq.tls.required))
-    if http is not None and new.http is not None:
-        if bool(http.tls_cert) != bool(new.http.tls_cert):
-            kept.append("--http-tls-cert (to turn TLS on or off)")
-        else:
-            http = replace(http, tls_cert=new.http.tls_cert, tls_key=new.http.tls_key)
-    lag_s = new.bucket_lag_s
-    if now.bucket and bool(now.bucket_lag_s) != bool(lag_s):
-        kept.append("--bucket-lag (to turn shipping on or off)")
-        lag_s = now.bucket_lag_s
-    now = replace(now, bucket_lag_s=lag_s)
-    now = replace(now, log_level=new.log_level, alarms=new.alarms, retention=new.retention)
-    return replace(now, security=security, nsq=nsq, http=http), tuple(kept)
+    for service in services().values():
+        now, of_service = service.merged(now, new)
+        kept += of_service
+    now = replace(now, log_level=new.log_level, retention=new.retention, security=security)
+    return now, tuple(kept)
 
 
-def told(request: int, kind: str, now: ServeOptions) -> p.Reload:
+def reload_order(request: int, kind: str, now: ServeOptions) -> p.Reload:
     """Return the order with the new settings for an actor of this kind."""
-    common = request, now.log_level, now.security.access_file
-    if kind == "nsq_gateway" and now.nsq is not None:
-        return p.ReloadNsqGateway(*common, *astuple(now.nsq.tls))
-    if kind == "http_gateway" and now.http is not None:
-        return p.ReloadHttpGateway(*common, now.http.tls_cert, now.http.tls_key)
-    if kind in SHIPPING and now.bucket and now.bucket_lag_s:
+    if kind in services():
+        return services()[kind].reload(request, now)
+    if kind == "topic" and now.ships:
         return p.ReloadShipping(request, now.log_level, now.bucket_lag_s)
-    return p.ReloadGateway(*common) if kind == "gateway" else p.Reload(request, now.log_level)
-
-
-def _anew(start: ActorStart, now: ServeOptions) -> ActorStart:
-    """Return the start of an actor's next process: `start` with the new settings."""
-    if isinstance(start, NsqStart):
-        return replace(start, security=now.security, options=now.nsq or start.options)
-    if isinstance(start, HttpStart):
-        return replace(start, security=now.security, options=now.http or start.options)
-    if isinstance(start, ArchiveStart):
-        return replace(start, ship_lag_s=now.bucket_lag_s)
-    return replace(start, security=now.security) if isinstance(start, GatewayStart) else start
+    return p.Reload(request, now.log_level)
 
 
 class _Owing:
@@ -128,18 +100,18 @@ class Reloading:
     """The state of reloads.
 
     `read` reads the settings again. The code that starts the broker passes it. Without it a reload
-    is not possible. `on_alarms` takes new settings of alarms.
+    is not possible. `on_reload` is called when the broker has new options.
     """
 
     def __init__(
-        self, state: BrokerState, singles: Singles, orders: Orders, on_alarms: Callable[[AlarmOptions], None],
+        self, state: BrokerState, singles: Singles, orders: Orders, on_reload: Callable[[], None],
         read: Callable[[], Fresh] | None,
     ) -> None:  # fmt: skip
         self._broker = state
         self._processes = state.processes
         self._singles = singles
         self._orders = orders
-        self._on_alarms = on_alarms
+        self._on_reload = on_reload
         self._read = read
         self._number = 0  # number of the last reload
         self._in_force = 0  # number of the last reload that all gateways have applied
@@ -185,9 +157,8 @@ class Reloading:
         now = self._broker.options
         logging.getLogger().setLevel(now.log_level.upper())
         self._processes.table.log_level = now.log_level
-        self._on_alarms(now.alarms)
-        for child in self._singles.children.values():
-            child.spec = replace(child.spec, start=_anew(child.spec.start, now))
+        self._on_reload()
+        self._singles.renew()
         if dict(now.retention) != dict(before.retention):
             self._to_configure = {
                 group.name: (0, 0)
@@ -214,7 +185,7 @@ class Reloading:
                 patience_s = options.RELOAD_S if owing.missed else options.RELOAD_FIRST_S
                 self._order(
                     child,
-                    partial(told, kind=child.spec.kind, now=self._broker.options),
+                    partial(reload_order, kind=child.spec.kind, now=self._broker.options),
                     then,
                     patience_s,
                 )
@@ -245,7 +216,7 @@ class Reloading:
 
     def _tell_in_force(self) -> None:
         """Write to the log, once for each reload, that no gateway uses the old rules any more."""
-        late = any(one.child.spec.kind in GATEWAYS for one in self._owing.values())
+        late = any(is_door(one.child.spec.kind) for one in self._owing.values())
         if self._in_force < self._number and not late and not self._killed:
             self._in_force = self._number
             log.info("the new settings are in force at all gateways")
@@ -259,7 +230,7 @@ class Reloading:
         late = [
             one.child.spec.title
             for one in self._owing.values()
-            if one.child.spec.kind in GATEWAYS and one.since_ns < limit
+            if is_door(one.child.spec.kind) and one.since_ns < limit
         ]
         found = sorted({*late, *(child.spec.title for child in self._killed.values())})
         return (
@@ -302,7 +273,7 @@ class Reloading:
             self._tell_in_force()
         elif child.told_to_stop or child.state == "ended" or self._broker.stopping:
             return
-        elif child.spec.kind in GATEWAYS and time.monotonic_ns() - owing.since_ns >= int(
+        elif is_door(child.spec.kind) and time.monotonic_ns() - owing.since_ns >= int(
             options.RELOAD_S * 1e9
         ):
             log.error(

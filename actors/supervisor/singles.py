@@ -1,10 +1,10 @@
-"""Single processes: scan loop, scan workers, gateways, archive actor, alarm sender, and scheduler.
+"""Single processes: the running services, which belong to no topic.
 
-They belong to no topic.
+`runtime/services.py` has the table of services. It says how each of them starts and ends.
 
 A process that ends is started again. If it ends more often than its restart intensity allows, the
-broker ends too, because it cannot serve without that process. The alarm sender and the scheduler
-are exceptions: the broker goes on without alarms, or without schedules.
+broker ends too, because it cannot serve without that process. The broker goes on without a service
+that does not end it (`Service.ends_broker`).
 """
 
 from __future__ import annotations
@@ -18,23 +18,16 @@ from typing import Final
 
 from ...transport.errors import E_CLOSING, Refused, ZsqError
 from ...transport.wire import protocol as p
-from ..runtime.child import ENDS_TREE, OUTSIDE, ChildSpec, OutOfFiles, RestartIntensity
+from ..runtime.child import ChildSpec, OutOfFiles, RestartIntensity
 from ..runtime.process_table import Child
+from ..runtime.service import Service, Site
+from ..runtime.services import services
 from ..settings import options
-from ..settings.starts import (
-    ActorStart,
-    ArchiveStart,
-    HttpStart,
-    NsqStart,
-    SchedulerStart,
-    scanned_at,
-)
+from ..settings.starts import ActorStart, scanned_at
 from .commands.requests import Orders
 from .topics.broker_state import BrokerState
 
 log = logging.getLogger("zsq")
-
-SCHEDULER: Final = "scheduler"
 
 _OFTEN: Final = f"failed more than {options.RESTARTS_MAX} times in {options.RESTARTS_WITHIN_S:g} s"
 
@@ -60,28 +53,56 @@ class Singles:
         self._workers_wanted = 1
         self._names_told = 0  # orders that have not been answered
         # Starts that failed: the time of the next try, and the arguments of `start`.
-        self._later: list[tuple[int, str, ActorStart, str]] = []
+        self._later: list[tuple[int, Service, ActorStart]] = []
         self._tell_ns = 0  # the scan loop gets no list of its targets before this time
 
-    def start(self, kind: str, start: ActorStart, title: str) -> None:
-        """Start a process at a new endpoint. Scan loop and archive actor keep theirs."""
+    def _site(self) -> Site:
+        registry, processes = self._broker.registry, self._processes
+        return Site(
+            options=self._broker.options,
+            node=registry.node,
+            uuid=registry.uuid,
+            run_dir=processes.run_dir,
+            scan=processes.scan_endpoint,
+            archive=processes.archive_endpoint,
+            archive_identity=registry.bucket,
+        )
+
+    def start_all(self) -> None:
+        """Start the services that start with the broker."""
+        for service in services().values():
+            if service.starts_with_broker:
+                self.start(service)
+
+    def start(self, service: Service) -> None:
+        """Start a service, if the options ask for it."""
+        start = service.start(self._site())
+        if start is not None:
+            self._start(service, start)
+
+    def _start(self, service: Service, start: ActorStart) -> None:
         number = self._processes.new_key()
-        if kind not in ("scan_loop", "archive"):
+        if not service.keeps_endpoint:
             start = replace(start, front=self._processes.endpoint(number))
-        child = self._processes.start(ChildSpec(number, kind, title, start))
+        child = self._processes.start(ChildSpec(number, service.kind, service.title, start))
         self.children[number] = child
 
-    def start_scheduler(self, url: str) -> None:
-        """Start the scheduler, unless it is about to be started, or failed too often."""
-        is_waiting = any(kind == SCHEDULER for _, kind, _, _ in self._later)
-        if is_waiting or SCHEDULER in self.given_up or self.of_kind(SCHEDULER):
+    def start_when_needed(self, kind: str) -> None:
+        """Start a service, unless it runs, is about to be started, or failed too often.
+
+        An extension may be missing. Then its service is, too.
+        """
+        service = services().get(kind)
+        is_waiting = any(waiting is service for _, waiting, _ in self._later)
+        if service is None or is_waiting or kind in self.given_up or self.of_kind(kind):
             return
-        start = SchedulerStart(url=url)
+        start = service.start(self._site())
+        assert start is not None, f"{kind} must start when it is needed"
         try:
-            self.start(SCHEDULER, start, "scheduler")
+            self._start(service, start)
         except ZsqError as error:
             log.error("%s; trying again every %g s", error.text, options.FILES_RETRY_S_MAX)
-            self._start_later(SCHEDULER, start, "scheduler")
+            self._start_later(service, start)
 
     def of_kind(self, kind: str) -> list[Child]:
         return [child for child in self.children.values() if child.spec.kind == kind]
@@ -93,15 +114,12 @@ class Singles:
         """
         if self._broker.stopping:
             return
-        if child.spec.kind == "archive":
-            for topic in list(self._processes.children.values()):
-                if topic.spec.kind == "topic" and topic.state == "up":
-                    self._processes.send(topic, p.Gone("archive"))
-            return
-        if child.spec.kind == "gateway":
+        service = services().get(child.spec.kind)
+        name = service.name_for_topics(child.spec.key) if service is not None else ""
+        if name:
             for other in list(self._processes.children.values()):
                 if other.spec.kind in ("topic", "channel") and other.state == "up":
-                    self._processes.send(other, p.Gone(f"gateway-{child.spec.key}"))
+                    self._processes.send(other, p.Gone(name))
             return
         for gateway in self.of_kind("gateway"):
             if gateway.state == "up":
@@ -122,25 +140,23 @@ class Singles:
         self._broker.channels_changed = True
         if self._broker.stopping or child.told_to_stop:
             return
-        kind, start = child.spec.kind, child.spec.start
+        service, start = services()[child.spec.kind], child.spec.start
         if (
             child.failure is not None and child.failure.is_out_of_files
         ):  # files may become free again
-            self._start_later(kind, start, child.spec.title)
+            self._start_later(service, start)
             return
-        if isinstance(start, ArchiveStart):
-            start = replace(start, first=False, known=self._broker.registry.bucket)
-        intensity = self._intensity.setdefault(kind, RestartIntensity())
+        start = service.successor(start, self._site())
+        intensity = self._intensity.setdefault(service.kind, RestartIntensity())
         # True if the process reported that it cannot use its address. A process that was killed
         # before it was up reported nothing and is started again.
-        unusable = kind in OUTSIDE and not child.envelope and child.failure is not None
-        asked_for = not isinstance(start, NsqStart | HttpStart) or start.options.given
-        if unusable and not asked_for:  # the broker goes on without an optional gateway
+        unusable = service.needs_outside and not child.envelope and child.failure is not None
+        if unusable and not service.is_required(start):
             log.warning("%s: %s", child.spec.title, child.failure)
             return
         if unusable or not intensity.may_restart(time.monotonic_ns()):
-            if kind not in ENDS_TREE:
-                self.given_up.add(kind)
+            if not service.ends_broker:
+                self.given_up.add(service.kind)
                 log.error(
                     "process %s %s and stays stopped: restart the broker to start it again",
                     child.spec.title,
@@ -156,72 +172,44 @@ class Singles:
             )
             self._end_broker(1, f"{child.spec.title} {why}")
             return
-        self._start_or_later(kind, start, child.spec.title)
+        self._start_or_later(service, start)
 
-    def _start_or_later(self, kind: str, start: ActorStart, title: str) -> None:
+    def _start_or_later(self, service: Service, start: ActorStart) -> None:
         try:
-            self.start(kind, start, title)
+            self._start(service, start)
         except OutOfFiles as error:
             log.error("%s; trying again every %g s", error.text, options.FILES_RETRY_S_MAX)
-            self._start_later(kind, start, title)
+            self._start_later(service, start)
 
-    def _start_later(self, kind: str, start: ActorStart, title: str) -> None:
+    def _start_later(self, service: Service, start: ActorStart) -> None:
         self._later.append(
-            (time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9), kind, start, title)
+            (time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9), service, start)
         )
 
     def tick(self, now_ns: int) -> None:
         """Start the processes for which no file descriptor was free before."""
         due = [one for one in self._later if one[0] <= now_ns]
         self._later = [one for one in self._later if one[0] > now_ns]
-        for _, kind, start, title in due if not self._broker.stopping else ():
-            self._start_or_later(kind, start, title)
-
-    def note_archive(self, child: Child) -> None:
-        """Note the epoch, and which archive the broker uses. A later start misses that archive."""
-        self._broker.epoch = int(child.stats.get("epoch", 0))
-        archive = str(child.stats.get("archive", ""))
-        if archive and archive != self._broker.registry.bucket and not self._broker.stopping:
-            try:
-                self._broker.registry.note_bucket(archive)
-            except Refused as error:
-                log.error("the identity of the archive cannot be noted: %s", error)
-
-    def archive_trouble(self) -> str:
-        """Return why the bucket cannot be used, or ""."""
-        for child in self.of_kind("archive"):
-            trouble = child.stats.get("trouble")
-            if trouble and child.stats.get("shipping") == "lost":
-                return f"nothing is shipped to the bucket any more: {trouble}"
-            if trouble:
-                return f"the bucket cannot be used: {trouble}"
-        return ""
-
-    def forget_archive(self, uuid: str) -> None:
-        """Make the archive actor remove the objects of a deleted topic."""
-        for child in self.of_kind("archive"):
-            self._processes.send(child, p.ForgetArchive(uuid))
+        for _, service, start in due if not self._broker.stopping else ():
+            self._start_or_later(service, start)
 
     # Discovery
 
     def tell_names(self) -> None:
-        """Notify NSQ gateways that the topics or channels have changed, if they need to know.
+        """Notify the services that ask for it that topics or channels came or went.
 
-        They do if they register with nsqlookupds, or if topics may have parts. Only one such order
-        is sent at a time. The next one follows its answer, if there were changes meanwhile.
+        Only one such order is sent at a time. The next one follows its answer, if there were
+        changes meanwhile.
         """
         if self._names_told:
             return
         self._broker.names_changed = False
-        for child in self.of_kind("nsq_gateway"):
-            start = child.spec.start
-            if (
-                child.state == "up"
-                and isinstance(start, NsqStart)
-                and (start.options.lookupd_tcp_addresses or self._broker.options.cluster)
-            ):
+        for child in self.children.values():
+            service, start = services()[child.spec.kind], child.spec.start
+            order = service.on_names(start, self._broker.options)
+            if child.state == "up" and order is not None:
                 self._names_told += 1
-                self._orders.send(child, p.LookAtNames, self._on_looked)
+                self._orders.send(child, order, self._on_looked)
 
     def _on_looked(self, done: p.Done | None, error: ZsqError | None) -> None:
         """Count the answer.
@@ -238,26 +226,28 @@ class Singles:
 
         This lasts until the broker ends. `then` gets the gateway's answer, or an error.
         """
-        running = [child for child in self.of_kind("nsq_gateway") if child.state == "up"]
+        running = [
+            child
+            for child in self.children.values()
+            if child.state == "up" and services()[child.spec.kind].takes_lookupds
+        ]
         if not running:
             raise Refused(E_CLOSING, "the NSQ gateway does not run; try again when it does")
 
         def answered(done: p.Done | None, error: ZsqError | None) -> None:
-            nsq, http = self._broker.options.nsq, self._broker.options.http
-            if error is None and nsq is not None:
-                nsq = replace(nsq, lookupd_tcp_addresses=addresses)
-                http = None if http is None else replace(http, nsq=nsq)
-                self._broker.options = replace(self._broker.options, nsq=nsq, http=http)
-                for child in self.children.values():
-                    start: ActorStart = child.spec.start
-                    if isinstance(start, NsqStart):
-                        start = replace(start, options=nsq)
-                    elif isinstance(start, HttpStart) and http is not None:
-                        start = replace(start, options=http)
-                    child.spec = replace(child.spec, start=start)
+            if error is None:
+                service = services()[running[0].spec.kind]
+                self._broker.options = service.with_lookupds(self._broker.options, addresses)
+                self.renew()
             then(done, error)
 
         self._orders.send(running[0], partial(p.SetLookupds, addresses=addresses), answered)
+
+    def renew(self) -> None:
+        """Give the next process of each service the options that the broker has now."""
+        for child in self.children.values():
+            start = services()[child.spec.kind].renewed(child.spec.start, self._broker.options)
+            child.spec = replace(child.spec, start=start)
 
     # Scan
 
@@ -272,9 +262,10 @@ class Singles:
         workers = [
             child for child in self.of_kind("scan_worker") if child.state in ("up", "starting")
         ]
-        later = sum(kind == "scan_worker" for _, kind, _, _ in self._later)
+        service = services()["scan_worker"]
+        later = sum(waiting is service for _, waiting, _ in self._later)
         for _ in range(self._workers_wanted - len(workers) - later):
-            self._start_or_later("scan_worker", ActorStart(), "scan worker")
+            self._start_or_later(service, ActorStart())
         for child in workers[self._workers_wanted :]:
             self._processes.stop_child(child)
         self._broker.channels_changed = True

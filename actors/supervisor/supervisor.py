@@ -14,52 +14,49 @@ import os
 import signal
 import socket
 import time
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 import zmq
 
-from ...transport.errors import E_BUCKET, E_NOT_FOUND, Refused
+from ...transport.errors import E_BUCKET, Refused
 from ...transport.memory import release_memory
 from ...transport.wire import protocol as p
 from ...transport.wire.admin_requests import (
     END,
-    EndSilenceRequest,
+    AdminRequest,
     HandoverRequest,
     HistoryRequest,
     SetLookupdsRequest,
-    SilenceAlarmRequest,
 )
 from ...transport.wire.answers import Nothing
 from ...transport.wire.sockets import make_context
 from ..runtime import logs
 from ..runtime.child import Failure, Phase
 from ..runtime.port import Mail, Port
-from ..runtime.process import Trimming, advertised, has_terminal
+from ..runtime.process import Trimming, has_terminal
 from ..runtime.process_table import Child, ProcessTable
 from ..runtime.processes import Processes
+from ..runtime.services import services
 from ..security import audit
 from ..security.audit import AuditLog
 from ..settings import options
 from ..settings.options import ServeOptions
-from ..settings.starts import ActorStart, ArchiveStart, HttpStart, NsqStart, ZeroMqStart
-from ..statistics.broker_view import BrokerView
+from ..statistics.broker_view import AlarmsView, BrokerView
 from ..statistics.channel_rows import visible_end
 from . import run_directory as rundir
-from .actor_table import ACTORS
-from .alarm_watch import AlarmWatch
+from .actor_table import actor_classes
 from .commands import deletion
 from .commands.management import Commands
 from .commands.requests import Handlers, Orders, Requests, answered_by
 from .commands.schedules import Schedules
 from .disk_watch import DiskWatch
-from .handover import Handover
+from .extension import Condition, SupervisorParts, supervisor_extensions
 from .history_keeper import HistoryKeeper
 from .reloading import Fresh, Reloading
 from .service_manager import ServiceManager
-from .singles import SCHEDULER, Singles
+from .singles import Singles
 from .start_reserve import StartReserve
 from .topics.broker_state import BrokerState
 from .topics.dormancy import at_rest
@@ -70,6 +67,7 @@ from .topics.topic_group import TopicGroup
 
 log = logging.getLogger("zsq")
 
+SCHEDULER: Final = "scheduler"
 # The broker is no longer primary. This is no exit code of a process: `standby/role.py` sees it.
 EXIT_NOT_PRIMARY: Final = 100
 
@@ -99,35 +97,29 @@ class Supervisor:
         self._memory = Trimming(time.monotonic_ns())
         self._memory_ns = 0
         self._generation_over = False
-        self._handover: Handover | None = None
-        self._hand_over_next = False
         self._ready = False
         self.context = make_context(options.SOCKETS_MAX)
         self.port = Port(self.context, zmq.ROUTER)
         # An actor that connects again takes over its name from its dead connection.
         self.port.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.table = ProcessTable(
-            ACTORS, self._own_endpoint(), serve_options.log_level, serve_options.log_format
+            actor_classes(), self._own_endpoint(), serve_options.log_level, serve_options.log_format
         )
         self.processes = Processes(
             self.table, self.port, run_dir, serve_options.processes_max, self.reserve.lend
         )
         self.state = BrokerState(
             serve_options, registry, self.processes, self._channel_died, self._unused,
-            lambda topic: self.singles.forget_archive(topic),
+            self._forget_topic,
         )  # fmt: skip
         self.orders = Orders(self.processes)
         self.singles = Singles(self.state, self.orders, self.stop)
         self.disk = DiskWatch(self.state)
-        self.alarms = AlarmWatch(
-            self.state,
-            self.singles,
-            self.disk,
-            lambda: self.reloading.trouble(),
-            self.singles.archive_trouble,
+        self.extensions = supervisor_extensions(
+            SupervisorParts(self.state, self.singles, self.disk, self._conditions, self.stop)
         )
         self.reloading = Reloading(
-            self.state, self.singles, self.orders, self.alarms.configure, read_again
+            self.state, self.singles, self.orders, self._reloaded, read_again
         )
         self.audit = AuditLog(serve_options.data_dir.absolute() / audit.FILE)
         self.requests = Requests(
@@ -135,11 +127,11 @@ class Supervisor:
         )
         view = BrokerView(
             registry.node, registry.uuid, self.state.started, self.state.groups, self.processes, self.singles.children,
-            self.disk, self.alarms, self._troubles,
+            self.disk, self._alarms(), self._troubles,
         )  # fmt: skip
         self.schedules = Schedules(
             self.requests,
-            partial(self.singles.start_scheduler, f"ipc://{run_dir}"),
+            partial(self.singles.start_when_needed, SCHEDULER),
             lambda: self.singles.of_kind(SCHEDULER),
             lambda: SCHEDULER in self.singles.given_up,
         )
@@ -147,27 +139,46 @@ class Supervisor:
         answered = partial(answered_by, self.requests)
         handlers: Handlers = {
             **self.schedules.handlers(),
-            SilenceAlarmRequest: answered(self.alarms.silence),
-            EndSilenceRequest: answered(self.alarms.end_silence),
             HistoryRequest: answered(self.history.answer),
             HandoverRequest: answered(self._hand_over),
             SetLookupdsRequest: self._set_lookupds,
+            **{kind: answered(answer) for kind, answer in self._answers()},
         }
         self.commands = Commands(self.requests, view, handlers)
         self.service = ServiceManager(os.environ)
 
     def _troubles(self) -> str:
-        """Return what is wrong with the settings, the bucket and the cluster, or "", for the health
-        report.
+        """Return what is wrong with the settings, the extensions and the cluster, or "", for the
+        health report.
         """
-        troubles = (
-            self.reloading.trouble,
-            self.singles.archive_trouble,
-            self.commands.trouble,
-            self.schedules.trouble,
-        )
-        found = (trouble() for trouble in troubles)
-        return "; ".join(filter(None, found))
+        conditions = [condition.trouble for condition in self._conditions().values()]
+        troubles = (*conditions, self.commands.trouble, self.schedules.trouble)
+        return "; ".join(filter(None, (trouble() for trouble in troubles)))
+
+    # Extensions
+
+    def _conditions(self) -> Mapping[str, Condition]:
+        settings = Condition(self.reloading.trouble, "all gateways have the new settings")
+        conditions = {"settings": settings}
+        for extension in self.extensions:
+            conditions |= extension.conditions()
+        return conditions
+
+    def _answers(self) -> Iterator[tuple[type[AdminRequest[Any]], Callable[[Any], Any]]]:
+        for extension in self.extensions:
+            yield from extension.answers().items()
+
+    def _alarms(self) -> AlarmsView:
+        alarms = (extension.alarms() for extension in self.extensions)
+        return next((one for one in alarms if one is not None), AlarmsView())
+
+    def _reloaded(self) -> None:
+        for extension in self.extensions:
+            extension.reloaded(self.state.options)
+
+    def _forget_topic(self, topic_uuid: str) -> None:
+        for extension in self.extensions:
+            extension.forget_topic(topic_uuid)
 
     def _own_endpoint(self) -> str:
         return f"ipc://{self.run_dir}/supervisor"
@@ -226,46 +237,7 @@ class Supervisor:
 
     def _start_all(self) -> None:
         self.table.start_forkserver()
-        self.singles.start("scan_loop", ActorStart(front=self.processes.scan_endpoint), "scan loop")
-        self.singles.start("scan_worker", ActorStart(), "scan worker")
-        given, own = self.state.options, self._own_endpoint()
-        if given.gateway:
-            zeromq = ZeroMqStart(
-                supervisor=own,
-                security=given.security,
-                listen=given.gateway,
-                push=options.push_listen(given),
-            )
-            self.singles.start("gateway", zeromq, "gateway zeromq")
-        if given.bucket:
-            archive = ArchiveStart(
-                front=self.processes.archive_endpoint,
-                url=given.bucket,
-                broker=self.state.registry.uuid,
-                writer=uuid.uuid4().hex,
-                known=self.state.registry.bucket,
-                fresh=uuid.uuid4().hex,
-                data_dir=str(given.data_dir),
-                run_dir=self.run_dir,
-                is_probed=given.is_probed,
-                addresses=advertised(given.gateway, given.advertise),
-                ship_lag_s=given.bucket_lag_s,
-                costs=given.bucket_costs,
-                cluster=given.cluster,
-            )
-            self.singles.start("archive", archive, "bucket")
-        size = given.message_bytes_max
-        if given.nsq is not None:
-            nsq = NsqStart(
-                supervisor=own, security=given.security, options=given.nsq, message_bytes_max=size
-            )
-            self.singles.start("nsq_gateway", nsq, "nsq gateway")
-        if given.http is not None:
-            http = HttpStart(
-                supervisor=own, security=given.security, options=given.http, message_bytes_max=size
-            )
-            self.singles.start("http_gateway", http, "http gateway")
-        self.alarms.start()
+        self.singles.start_all()
         self.state.registry.finish_removals()
         for name, row in list(self.state.registry.topics.items()):
             if row.state not in AWAY:
@@ -288,7 +260,8 @@ class Supervisor:
             self._stop_last()
         self.commands.tick(time.monotonic_ns())
         self.disk.tick(time.monotonic_ns())
-        self.alarms.tick(time.monotonic_ns())
+        for extension in self.extensions:
+            extension.tick(time.monotonic_ns())
         self.history.tick()
         self.reloading.tick()
         self.service.tick(time.monotonic_ns())
@@ -305,11 +278,6 @@ class Supervisor:
             self.singles.tell_names()
         if not self._ready:
             self._tell_ready()
-        if self._hand_over_next:  # after the reply to the client
-            self._hand_over_next = False
-            topics = [one for one in self.processes.children.values() if one.spec.kind == "topic"]
-            self._handover = Handover(child.spec.key for child in topics)
-            self.stop(EXIT_NOT_PRIMARY, "this broker hands over to its standby and stops")
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Only note the signal, because it may have interrupted a send between two frames.
@@ -347,8 +315,8 @@ class Supervisor:
         if isinstance(message, p.Born):
             self._on_born(mail.envelope, message)
         elif isinstance(message, p.Pulse):
-            if self._handover is not None:
-                self._handover.noted(message.key, message.stats)
+            for extension in self.extensions:
+                extension.last_pulse(message.key, message.stats)
             self.commands.noted(message.key, message.stats)
             child = self.processes.children.get(message.key) or self._sleeper(message.key)
             if child is not None and child.envelope == mail.envelope:
@@ -357,15 +325,15 @@ class Supervisor:
                 if child.spec.kind == "channel" and child.owner is not None:
                     # The topic answers the same request, and its end belongs to this report.
                     child.topic_end = END if message.request else visible_end(child.owner)
-                if child.spec.kind == "archive":
-                    self.singles.note_archive(child)
-                    self._stop_if_lost(child)
+                if child.spec.kind in services():
+                    for extension in self.extensions:
+                        extension.pulse(child)
                 if not message.request:
                     child.news_ns = child.pulsed_ns
                 if message.request:
                     self.requests.gatherings.reported(message.request, message.key, message.details)
-        elif isinstance(message, p.WakeTopic):
-            self._wake_topic(mail.envelope, message.uuid)
+        elif any(extension.hears(mail) for extension in self.extensions):
+            pass
         elif isinstance(message, (p.PoolSize, p.Hung)) and not any(
             c.envelope == mail.envelope for c in self.singles.of_kind("scan_loop")
         ):
@@ -400,21 +368,6 @@ class Supervisor:
             )
         else:
             self.commands.on_mail(mail)
-
-    def _stop_if_lost(self, archive: Child) -> None:
-        """Stop at once if another broker has taken over. Two must not serve the same topics."""
-        if archive.stats.get("shipping") == "lost" and not self.state.stopping:
-            why = archive.stats.get("trouble", "")
-            self.stop(EXIT_NOT_PRIMARY, f"this broker is not primary any more and stops: {why}")
-
-    def _wake_topic(self, envelope: tuple[bytes, ...], uuid: str) -> None:
-        """Wake a topic that the archive actor needs, if it is asleep."""
-        if not any(child.envelope == envelope for child in self.singles.of_kind("archive")):
-            log.warning("message WakeTopic ignored: its sender is not the archive actor")
-            return
-        for group in self.state.groups.values():
-            if group.row.uuid == uuid and group.is_dormant and not self.state.stopping:
-                group.want("", lambda error: None)
 
     def _sleeper(self, key: int) -> Child | None:
         """Return the process with this key if it ended because its topic sleeps.
@@ -492,7 +445,7 @@ class Supervisor:
         """Stop all processes.
 
         Gateways and scan stop at once, and each topic in this order: its channels, then the topic.
-        The archive actor stops last (`_stop_last`). All waiting requests are answered, and no topic
+        Some services stop last (`_stop_last`). All waiting requests are answered, and no topic
         is created from now on.
         """
         if why:
@@ -506,10 +459,10 @@ class Supervisor:
         self.exit_code = exit_code
         self.requests.stop()
         for child in list(self.singles.children.values()):
-            if child.spec.kind != "archive":
+            if not services()[child.spec.kind].stops_last:
                 self.processes.stop_child(child)
-            elif child.state == "up":
-                self.processes.send(child, p.ShipNow())
+        for extension in self.extensions:
+            extension.stopping()
         for group in self.state.groups.values():
             group.stop(lambda: None)
 
@@ -519,34 +472,17 @@ class Supervisor:
 
     def _hand_over(self, request: HandoverRequest) -> Nothing:
         """Stop, so that a standby takes over at once. Raises `Refused` if there is none."""
-        archives = self.singles.of_kind("archive")
-        if not any(child.stats.get("shipping") == "open" for child in archives):
-            why = self.singles.archive_trouble() or "it ships nothing to a bucket"
-            raise Refused(E_BUCKET, f"this broker cannot hand over: {why}")
-        if not any(child.stats.get("standbys") for child in archives):
-            raise Refused(
-                E_NOT_FOUND,
-                "this broker cannot hand over, because no standby follows it: start one with zsq "
-                "standby, and wait until `zsq stats` shows it (20 s)",
-            )
-        self._hand_over_next = True
+        if not any(extension.hand_over() for extension in self.extensions):
+            raise Refused(E_BUCKET, "this broker cannot hand over: no standby can follow it")
         return {}
 
     def _stop_last(self) -> None:
-        """Stop the archive actor when nothing else runs: topics ship their last changes while they
-        stop. If this broker hands over, the archive actor says in the bucket that all is there.
-        """
-        archives = self.singles.of_kind("archive")
-        if archives and len(archives) == len(self.processes.children):
-            handover, now_ns = self._handover, time.monotonic_ns()
-            if handover is not None and not handover.is_complete and not handover.is_late(now_ns):
-                return
-            self._handover = None
-            if handover is not None and not handover.is_complete:
-                log.error("does not hand over: a topic ended before the bucket had all of it")
-            for child in archives:
-                if handover is not None and handover.is_complete and child.state == "up":
-                    self.processes.send(child, p.ShipNow(is_last=True))
+        """Stop the services that stop last, when no other process runs."""
+        singles = self.singles.children.values()
+        last = [child for child in singles if services()[child.spec.kind].stops_last]
+        is_alone = len(last) == len(self.processes.children)
+        if last and is_alone and all(extension.may_end() for extension in self.extensions):
+            for child in last:
                 self.processes.stop_child(child)
 
     def _now_and_then(self, now: int) -> None:
@@ -609,14 +545,11 @@ class Supervisor:
         self._ready = True
         from ... import __version__
 
-        gateways = [child.data for child in self.singles.of_kind("gateway")]
-        places = [f"{data['endpoint']} (push port {data['push_port']})" for data in gateways] + [
-            f"ipc://{self.run_dir}"
-        ]
-        for kind in ("nsq_gateway", "http_gateway"):
-            places += [
-                place for child in self.singles.of_kind(kind) for place in child.data["places"]
-            ]
+        places = [f"ipc://{self.run_dir}"]
+        for kind, service in services().items():
+            for child in self.singles.of_kind(kind):
+                listens = service.places(child.data)
+                places = [*listens, *places] if kind == "gateway" else [*places, *listens]
         self._say(f"zsq {__version__} ready: {', '.join(places)} (pid {os.getpid()})")
         self.service.ready(", ".join(places))
 

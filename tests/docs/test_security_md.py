@@ -17,9 +17,10 @@ from zsq.actors.gateways.http.console.console import STREAM_S
 from zsq.actors.gateways.http.messages import searching
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.limiter import Bound
-from zsq.actors.gateways.nsq import auth, intake
-from zsq.actors.gateways.nsq.asking import BODY_MAX, CONNECT_S, REQUEST_S
+from zsq.actors.gateways.nsq import intake
 from zsq.actors.gateways.nsq.connection import HIGH_WATER, TOPICS_SHOWN_MAX
+from zsq.actors.gateways.shared import auth
+from zsq.actors.gateways.shared.asking import BODY_MAX, CONNECT_S, REQUEST_S
 from zsq.actors.security import access
 from zsq.actors.security.audit import AuditRecorder
 from zsq.actors.settings import options

@@ -26,6 +26,7 @@ KINDS: Final = {
     "calls": "calls",
     "damage": "damage",
     "fuzz": "fuzz",
+    "core-alone": "core_alone",
 }
 
 

@@ -231,7 +231,8 @@ class SupervisorRig:
         supervisor = self.supervisor
         supervisor._on_processes()
         supervisor.requests.tick(time.monotonic_ns())
-        supervisor.alarms.tick(time.monotonic_ns())
+        for extension in supervisor.extensions:
+            extension.tick(time.monotonic_ns())
         supervisor.processes.kill_late()
         supervisor.processes.begin_turn(time.monotonic_ns() + 10**9)
         for group in list(supervisor.state.groups.values()):

@@ -16,9 +16,9 @@ from support.nsq_socket import NsqSocket
 from support.receivers import Hook
 
 import zsq
-from zsq.actors.supervisor.actor_table import ACTORS
+from zsq.actors.supervisor.actor_table import actor_classes
 
-KINDS = set(ACTORS)
+KINDS = set(actor_classes())
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from zsq.actors.settings import options
 from zsq.actors.settings.options import ServeOptions
 from zsq.actors.storage import storage_actor
 from zsq.actors.supervisor import supervisor
-from zsq.actors.supervisor.actor_table import ACTORS
+from zsq.actors.supervisor.actor_table import actor_classes
 from zsq.actors.supervisor.topics import topic_group
 from zsq.actors.supervisor.topics.dormancy import is_unused
 from zsq.actors.supervisor.topics.registry import Registry
@@ -129,7 +129,9 @@ class SimTable:
     def _live(self, process: Process, spec: ChildSpec, lifeline: int) -> None:
         """Run an actor as `child_main` does, without the operating system."""
         try:
-            actor = pkgutil.resolve_name(ACTORS[spec.kind])(spec.key, spec.title, spec.start)
+            actor = pkgutil.resolve_name(actor_classes()[spec.kind])(
+                spec.key, spec.title, spec.start
+            )
             if spec.kind == "channel":
                 self.world.broker.watch_moves(actor)
             actor.run(self._endpoint, lifeline)

@@ -127,7 +127,7 @@ class StandbyGateway:
         """Listen. Raises `StartFailed` if an address is not free, or a key is wrong."""
         if self._given.gateway:
             self._open_zeromq()
-        http = self._given.http
+        http = self._given.of(HttpOptions)
         if http is not None:
             try:
                 self._open_http(http)

@@ -24,7 +24,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....transport.errors import ZsqError
-from ...security.policy import actions_of
 from ...settings.options import HttpOptions, NsqOptions
 from .api.broker import BrokerClient, SharedStats
 from .api.config import Change, Config, settings
@@ -39,6 +38,7 @@ from .web.authority import API, Handler, HttpAuthority
 from .web.body import QueryRequest
 from .web.limits import HttpLimits
 from .web.origins import Origins
+from .web.permissions import actions_of
 from .web.places import Limiters, RequestPlace, give_place
 from .web.responses import ApiError, api_error, from_zsq, refusal
 

@@ -26,16 +26,16 @@ from ...security.access import AccessError
 from ...security.curve import load_rules
 from ...security.policy import AccessPolicy
 from ...settings.options import NsqOptions, SecurityOptions
-from ...settings.starts import HttpStart
 from ..acting import ActingAdmin, ActingProducer, FirstUse
 from ..cluster_asking import ASK_S, OtherAdmin
-from ..nsq.auth import Authenticator, load_access
-from ..nsq.publishing import Gatherer
+from ..shared.auth import Authenticator, load_access
+from ..shared.publishing import Gatherer
 from .api.config import Change
 from .api.lookup import LookupNode
 from .api.publish import GatheredPublisher
 from .app import make_app
 from .console.console import Console
+from .extension import HttpStart
 from .messages.messages import MessagePaths
 from .web.authority import HttpAuthority
 from .web.limits import HttpLimits

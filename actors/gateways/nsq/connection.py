@@ -34,9 +34,9 @@ from ....transport.wire.protocol import Spread
 from ...runtime.listening import join_place
 from ...runtime.pulses import NsqClientReport
 from ...statistics.statistics import label_of
+from ..shared.publishing import Gatherer
 from .intake import Intake
 from .permits import Permits
-from .publishing import Gatherer
 from .subscription import Subscription
 
 _Told = TypeVar("_Told")

@@ -38,14 +38,14 @@ from ...security.access import AccessError
 from ...security.curve import load_rules
 from ...security.policy import AccessPolicy
 from ...settings.options import NsqOptions, TlsOptions
-from ...settings.starts import NsqStart
 from ..acting import ActingAdmin, FirstUse
-from .auth import AccessAuthenticator, Authenticator, load_access
+from ..shared.auth import AccessAuthenticator, Authenticator, load_access
+from ..shared.publishing import Gatherer
 from .connection import Connection
+from .extension import NsqStart
 from .intake import Intake
 from .parts_here import PartsHere
 from .permits import Permits
-from .publishing import Gatherer
 from .registering import ASK_S, Discovery, Registrar
 from .subscription import Subscription
 

@@ -14,9 +14,10 @@ from ....transport.errors import ZsqError
 from ....transport.nsq.backend import Authorized
 from ....transport.nsq.errors import E_AUTH_FAILED
 from ....transport.nsq.layers import Layers
-from ...security.policy import Principal, may_command
+from ...security.policy import Principal
 from ..acting import FirstUse
-from .auth import AuthFailed, Who
+from ..shared.auth import AuthFailed, Who
+from .permissions import may_command
 
 
 class AnyAuthenticator(Protocol):

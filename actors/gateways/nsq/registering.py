@@ -43,7 +43,7 @@ from ....transport.nsq.lookup import (
 from ....transport.resolver import first_connection
 from ...runtime.listening import join_place
 from ..acting import ActingAdmin
-from .asking import NotAnswered, Way, ask, parse_url
+from ..shared.asking import NotAnswered, Way, ask, parse_url
 
 log = logging.getLogger("zsq")
 

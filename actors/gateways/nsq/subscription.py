@@ -42,8 +42,8 @@ from ....transport.units import NS_PER_S
 from ....transport.wire.address import Address
 from ....transport.wire.protocol import Spread
 from ..acting import NOBODY
+from ..shared.publishing import SettledTurner
 from .in_flight import InFlight
-from .publishing import SettledTurner
 from .reporting_session import ReportingSession
 from .sharing import Sharing
 

@@ -58,13 +58,10 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
     from ....actors.settings.options import ServeOptions
 
     alarms, security = given_alarms(given, environment), given_security(given)
-    nsq, http = given_gateways(given)
     found = ServeOptions(
         data_dir=given.data_dir,
         gateway=gateway,
         gateway_push=push,
-        nsq=nsq,
-        http=http,
         node_id=given.node_id,
         message_bytes_max=given.max_msg_size,
         log_level=given.log_level,
@@ -75,8 +72,8 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
         processes_max=given.processes_max or 0,
         sleep_after_s=_sleep_after(given.sleep_after),
         retention=given_settings(KEEPING, asdict(given)),
-        alarms=alarms,
         security=security,
+        extensions=tuple(filter(None, (alarms, *given_gateways(given)))),
     )
     if given.chunk_bytes is not None:
         found = replace(found, chunk_bytes=given.chunk_bytes)
@@ -238,15 +235,14 @@ def secret(name: str, environment: MutableMapping[str, str]) -> str:
 def given_gateways(given: GivenOptions) -> tuple[NsqOptions | None, HttpOptions | None]:
     """Return the options of both gateways.
 
-    Those of the NSQ gateway contain the port of the HTTP gateway. Those of the HTTP gateway contain
-    the options of the NSQ gateway.
+    Those of the NSQ gateway contain the port of the HTTP gateway.
     """
     http, nsq = given_http(given), given_nsq(given)
     if http is not None and nsq is not None:
         nsq = replace(nsq, http_port=int(http.listen.rpartition(":")[2]))
     if given.nsq_lookupd_tcp_address:
         _check_announced(nsq)
-    return nsq, None if http is None else replace(http, nsq=nsq)
+    return nsq, http
 
 
 def _check_announced(nsq: NsqOptions | None) -> None:

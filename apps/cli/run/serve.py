@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -118,6 +119,7 @@ def run(
     again = ConfigReload(context, os.environ)
     options = serve_options(GivenOptions.of(given), os.environ)
     from ....actors.runtime import forkserver
+    from ....actors.runtime.extensions import filled
 
     if not is_standby:
         check_exists(options.data_dir, given["must_exist"])
@@ -126,12 +128,11 @@ def run(
     forkserver.begin()
     if is_standby and not options.bucket_lag_s:
         raise click.UsageError("a standby needs what the primary ships: set --bucket-lag to a time")
-    if options.bucket and options.bucket_lag_s:
-        from ....actors.bucket.standby.role import run_broker
-
-        return run_broker(
+    for runner in filter(None, (role(options) for role in filled("ROLE"))):
+        code: int = pkgutil.resolve_name(runner)(
             options, again.read, environment, is_standby=is_standby, is_first=is_first
         )
+        return code
     from ....actors.supervisor.serve import serve as serve_broker
 
     return serve_broker(options, again.read)

@@ -6,7 +6,6 @@ import pickle
 
 import pytest
 
-from zsq.actors.runtime import child
 from zsq.actors.runtime.child import ChildSpec, RestartIntensity
 from zsq.actors.settings import options
 from zsq.actors.settings.starts import ActorStart
@@ -40,11 +39,6 @@ def test_the_default_restart_intensity_is_that_of_the_options() -> None:
     assert all(intensity.may_restart(0) for _ in range(options.RESTARTS_MAX))
     assert not intensity.may_restart(int(options.RESTARTS_WITHIN_S * S))
     assert intensity.may_restart(int(options.RESTARTS_WITHIN_S * S) + 1)
-
-
-def test_every_kind_of_process_has_an_entry_in_the_table_of_fates() -> None:
-    assert set(child.FATE) == set(child.KINDS) >= child.ENDS_TREE
-    assert all(child.FATE[kind] == "self" for kind in child.ENDS_TREE)
 
 
 def test_a_spec_can_be_sent_to_a_child() -> None:

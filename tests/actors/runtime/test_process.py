@@ -31,13 +31,13 @@ import multiprocessing.reduction, os, select, sys
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import ProcessTable
 from zsq.actors.settings.starts import ActorStart
-from zsq.actors.supervisor.actor_table import ACTORS
+from zsq.actors.supervisor.actor_table import actor_classes
 
 def fail(connection):
     raise RuntimeError("no descriptor is free")
 
 multiprocessing.reduction.recv_handle = fail
-table = ProcessTable(ACTORS, f"ipc://{sys.argv[1]}/supervisor", "error")
+table = ProcessTable(actor_classes(), f"ipc://{sys.argv[1]}/supervisor", "error")
 table.start_forkserver()
 child = table.start(ChildSpec(1, "scan_worker", "scan worker", ActorStart(front=f"ipc://{sys.argv[1]}/1")))
 pidfd = os.pidfd_open(child.pid)

@@ -19,7 +19,7 @@ from zsq.actors.settings.options import (
 )
 from zsq.transport.errors import UsageError
 
-LOCAL = ServeOptions(Path("/data"), nsq=NsqOptions(), http=HttpOptions())
+LOCAL = ServeOptions(Path("/data"), extensions=(NsqOptions(), HttpOptions()))
 FILE, KEYS = SecurityOptions("access.toml"), SecurityOptions("access.toml", "server.key")
 
 
@@ -41,16 +41,19 @@ OPEN: list[tuple[dict[str, Any], list[str]]] = [
     ({"gateway_push": "0.0.0.0:2", "security": FILE}, [f"--listen-push 0.0.0.0:2 {ZMQ_TEXT}"]),
     ({"gateway": "0.0.0.0:1", "security": KEYS}, []),
     ({"gateway": ""}, []),
-    ({"nsq": NsqOptions(listen=("127.0.0.1:1", "0.0.0.0:1", "unix:/x"))}, [f"--nsq-listen 0.0.0.0:1 {NSQ_TEXT}"]),
-    ({"nsq": NsqOptions(listen=("0.0.0.0:1",), tls=TlsOptions("c", "k", required="true"))}, [f"--nsq-listen 0.0.0.0:1 {NSQ_TEXT}"]),
-    ({"nsq": NsqOptions(listen=("0.0.0.0:1",), tls=TlsOptions("c", "k", "ca", "require-verify"))}, []),
-    ({"nsq": NsqOptions(listen=("0.0.0.0:1",), auth_http_addresses=("a:1",))}, []),
-    ({"nsq": NsqOptions(listen=("0.0.0.0:1",)), "security": FILE}, []),
-    ({"http": HttpOptions("0.0.0.0:1")}, ["--http-listen 0.0.0.0:1 needs --access"]),
-    ({"http": HttpOptions("0.0.0.0:1", tls_cert="c", tls_key="k")}, ["--http-listen 0.0.0.0:1 needs --access"]),
-    ({"http": HttpOptions("0.0.0.0:1"), "nsq": NsqOptions(auth_http_addresses=("a:1",))}, ["--http-listen 0.0.0.0:1 needs --access"]),
-    ({"http": HttpOptions("0.0.0.0:1"), "security": FILE}, []),
-    ({"nsq": None, "http": None}, []),
+    ({"extensions": (NsqOptions(listen=("127.0.0.1:1", "0.0.0.0:1", "unix:/x")),)}, [f"--nsq-listen 0.0.0.0:1 {NSQ_TEXT}"]),
+    (
+        {"extensions": (NsqOptions(listen=("0.0.0.0:1",), tls=TlsOptions("c", "k", required="true")),)},
+        [f"--nsq-listen 0.0.0.0:1 {NSQ_TEXT}"],
+    ),
+    ({"extensions": (NsqOptions(listen=("0.0.0.0:1",), tls=TlsOptions("c", "k", "ca", "require-verify")),)}, []),
+    ({"extensions": (NsqOptions(listen=("0.0.0.0:1",), auth_http_addresses=("a:1",)),)}, []),
+    ({"extensions": (NsqOptions(listen=("0.0.0.0:1",)),), "security": FILE}, []),
+    ({"extensions": (HttpOptions("0.0.0.0:1"),)}, ["--http-listen 0.0.0.0:1 needs --access"]),
+    ({"extensions": (HttpOptions("0.0.0.0:1", tls_cert="c", tls_key="k"),)}, ["--http-listen 0.0.0.0:1 needs --access"]),
+    ({"extensions": (HttpOptions("0.0.0.0:1"), NsqOptions(auth_http_addresses=("a:1",)))}, ["--http-listen 0.0.0.0:1 needs --access"]),
+    ({"extensions": (HttpOptions("0.0.0.0:1"),), "security": FILE}, []),
+    ({"extensions": ()}, []),
 ]  # fmt: skip
 
 
@@ -74,19 +77,21 @@ def test_an_access_file_and_auth_servers_exclude_each_other() -> None:
             replace(
                 LOCAL,
                 security=replace(KEYS, insecure=True),
-                nsq=NsqOptions(auth_http_addresses=("a:1",)),
+                extensions=(NsqOptions(auth_http_addresses=("a:1",)),),
             )
         )
 
 
 def test_unencrypted_addresses_are_reported() -> None:
     assert in_clear(LOCAL) == []
-    wide = replace(LOCAL, nsq=NsqOptions(listen=("0.0.0.0:1",)), http=HttpOptions("0.0.0.0:2"))
+    wide = replace(LOCAL, extensions=(NsqOptions(listen=("0.0.0.0:1",)), HttpOptions("0.0.0.0:2")))
     nsq = "NSQ clients at 0.0.0.0:1 may connect without TLS (see --nsq-tls-required)"
     assert in_clear(wide) == [nsq, "HTTP at 0.0.0.0:2 does not use TLS (see --http-tls-cert)"]
     http = HttpOptions("0.0.0.0:2", tls_cert="c", tls_key="k")
     tls = TlsOptions("c", "k", required="true")
-    assert in_clear(replace(wide, nsq=NsqOptions(listen=("0.0.0.0:1",), tls=tls), http=http)) == []
+    assert (
+        in_clear(replace(wide, extensions=(NsqOptions(listen=("0.0.0.0:1",), tls=tls), http))) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,15 +111,15 @@ def test_a_name_without_an_address_is_refused(
     changes: list[dict[str, Any]] = [
         {"gateway": place},
         {"gateway_push": place},
-        {"nsq": NsqOptions(listen=(place,))},
+        {"extensions": (NsqOptions(listen=(place,)),)},
     ]
-    for change in [*changes, {"http": HttpOptions(place)}]:
+    for change in [*changes, {"extensions": (HttpOptions(place),)}]:
         with pytest.raises(UsageError, match="has no address") as refused:
             check(replace(LOCAL, security=security, **change))
         assert "give an address of this machine" in refused.value.text
         check(replace(LOCAL, security=replace(security, insecure=True), **change))
     assert f"HTTP at {place} does not use TLS (see --http-tls-cert)" in in_clear(
-        replace(LOCAL, http=HttpOptions(place))
+        replace(LOCAL, extensions=(HttpOptions(place),))
     )
 
 

@@ -14,24 +14,23 @@ from starlette.requests import Request
 from support.admin_examples import EXAMPLES
 
 from zsq.actors.gateways.http.web import authority
+from zsq.actors.gateways.http.web.permissions import PATHS
 from zsq.actors.gateways.http.web.responses import ApiError
-from zsq.actors.gateways.nsq.auth import AccessAuthenticator
+from zsq.actors.gateways.nsq.permissions import COMMANDS
 from zsq.actors.gateways.nsq.permits import Permits
+from zsq.actors.gateways.shared.auth import AccessAuthenticator
+from zsq.actors.gateways.shared.auth_policy import LOOKING, granted
 from zsq.actors.gateways.zeromq import ALLOWED as KINDS
 from zsq.actors.security.access import Access, token_hash
 from zsq.actors.security.policy import (
-    COMMANDS,
     EVERYBODY,
     LINKS,
-    LOOKING,
     NOBODY,
-    PATHS,
     RULES,
     AccessPolicy,
     Principal,
     check_message,
     check_open,
-    granted,
     visible,
 )
 from zsq.transport.errors import E_FORBIDDEN, Refused

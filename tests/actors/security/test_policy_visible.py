@@ -7,15 +7,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from zsq.actors.gateways.shared.auth_policy import LOOKING, granted
 from zsq.actors.security.access import Access
 from zsq.actors.security.policy import (
     EVERYBODY,
-    LOOKING,
     NOBODY,
     UNWELL,
     AccessPolicy,
     Principal,
-    granted,
     visible,
 )
 from zsq.transport.nsq.permissions import parse_state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import pytest
 
 from zsq.actors.runtime.child import Failure, Phase
 from zsq.actors.settings import options
+from zsq.actors.settings.options import ServeOptions
 from zsq.actors.settings.starts import ActorStart, ChannelStart, ZeroMqStart
 from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.supervisor.singles import Singles
@@ -32,7 +34,15 @@ def group_of() -> TopicGroup:
 
 
 def singles_of(did: list[str]) -> Singles:
-    state: Any = SimpleNamespace(channels_changed=False, stopping=False, processes=None)
+    processes = SimpleNamespace(
+        new_key=lambda: 8, endpoint=lambda key: f"ipc:///run/{key}", run_dir="/run",
+        scan_endpoint="ipc:///run/1", archive_endpoint="ipc:///run/2",
+        start=lambda spec: did.append("start"),
+    )  # fmt: skip
+    state: Any = SimpleNamespace(
+        channels_changed=False, stopping=False, processes=processes,
+        options=ServeOptions(Path("/data")), registry=SimpleNamespace(node=0, uuid="u", bucket=""),
+    )  # fmt: skip
     return Singles(state, cast("Any", None), lambda code, why: did.append("stop"))
 
 
@@ -96,14 +106,13 @@ def test_a_new_channel_that_storage_refuses_is_removed_from_its_group(
     ("failure", "ends"), [(None, False), (Failure(Phase.START, "E_START", "cannot listen"), True)]
 )
 def test_a_killed_gateway_restarts_and_one_without_a_port_ends_the_broker(
-    monkeypatch: pytest.MonkeyPatch, failure: Failure | None, ends: bool
+    failure: Failure | None, ends: bool
 ) -> None:
     """A gateway that was killed before it was up is started again. If its address is not available,
     the broker reports that and ends.
     """
     did: list[str] = []
     singles = singles_of(did)
-    monkeypatch.setattr(singles, "start", lambda *_: did.append("start"))
     spec = SimpleNamespace(
         key=7,
         kind="gateway",
@@ -117,12 +126,9 @@ def test_a_killed_gateway_restarts_and_one_without_a_port_ends_the_broker(
     assert not singles.ended(gateway)
 
 
-def test_the_broker_runs_on_when_the_alarm_sender_fails_too_often(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_broker_runs_on_when_the_alarm_sender_fails_too_often() -> None:
     did: list[str] = []
     singles = singles_of(did)
-    monkeypatch.setattr(singles, "start", lambda *_: did.append("start"))
     spec = SimpleNamespace(key=7, kind="alarm_teller", start=ActorStart(), title="alarms")
     for _ in range(options.RESTARTS_MAX + 5):
         teller: Any = SimpleNamespace(told_to_stop=False, envelope=(b"x",), failure=None, spec=spec)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from zsq.actors.gateways.nsq.extension import NsqStart
 from zsq.actors.runtime.actor import Actor
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import Child
@@ -22,31 +23,38 @@ from zsq.actors.settings.options import (
     ServeOptions,
     TlsOptions,
 )
-from zsq.actors.settings.starts import ActorStart, ArchiveStart, NsqStart
-from zsq.actors.supervisor.reloading import Fresh, Reloading, merged, told
+from zsq.actors.settings.starts import ActorStart, ArchiveStart
+from zsq.actors.supervisor.reloading import Fresh, Reloading, merged, reload_order
+from zsq.actors.supervisor.singles import Singles
 from zsq.transport.errors import Refused, UsageError, ZsqError
 from zsq.transport.wire import protocol as p
 
 DOORS = ServeOptions(
     Path("d"),
-    nsq=NsqOptions(tls=TlsOptions(cert="a", key="b")),
-    http=HttpOptions(tls_cert="c", tls_key="d"),
     security=SecurityOptions("e"),
-)
+    extensions=(
+        AlarmOptions(), NsqOptions(tls=TlsOptions(cert="a", key="b")),
+        HttpOptions(tls_cert="c", tls_key="d"),
+    ),
+)  # fmt: skip
 
 
 def test_a_reload_changes_only_options_that_may_change() -> None:
     new = ServeOptions(
-        Path("other"), gateway="h:1", nsq=NsqOptions(listen=("x:1",), max_rdy_count=1, tls=TlsOptions("A", "B", "C", required="true")),
-        http=HttpOptions("y:1", tls_cert="C", tls_key="D"), node_id=3, chunk_bytes=1, log_level="debug", sync="never", stage_timeout_s=1,
-        retention={"keep_bytes": 1}, alarms=AlarmOptions(depth=1), security=SecurityOptions("E", "k", True),
+        Path("other"), gateway="h:1", node_id=3, chunk_bytes=1, log_level="debug", sync="never", stage_timeout_s=1,
+        retention={"keep_bytes": 1}, security=SecurityOptions("E", "k", True),
+        extensions=(
+            AlarmOptions(depth=1), HttpOptions("y:1", tls_cert="C", tls_key="D"),
+            NsqOptions(listen=("x:1",), max_rdy_count=1, tls=TlsOptions("A", "B", "C", required="true")),
+        ),
     )  # fmt: skip
-    assert DOORS.nsq is not None
-    assert DOORS.http is not None
     assert merged(DOORS, new) == (
         replace(
-            DOORS, log_level="debug", retention={"keep_bytes": 1}, alarms=AlarmOptions(depth=1), security=SecurityOptions("E"),
-            nsq=replace(DOORS.nsq, tls=TlsOptions("A", "B", "C")), http=replace(DOORS.http, tls_cert="C", tls_key="D"),
+            DOORS, log_level="debug", retention={"keep_bytes": 1}, security=SecurityOptions("E"),
+            extensions=(
+                AlarmOptions(depth=1), NsqOptions(tls=TlsOptions("A", "B", "C")),
+                HttpOptions(tls_cert="C", tls_key="D"),
+            ),
         ),
         (),
     )  # fmt: skip
@@ -54,7 +62,7 @@ def test_a_reload_changes_only_options_that_may_change() -> None:
 
 
 def test_options_that_turn_security_on_or_off_need_a_restart() -> None:
-    open_ones = ServeOptions(Path("d"), nsq=NsqOptions(), http=HttpOptions())
+    open_ones = ServeOptions(Path("d"), extensions=(AlarmOptions(), NsqOptions(), HttpOptions()))
     for now, new in ((DOORS, open_ones), (open_ones, DOORS)):
         found, kept = merged(now, new)
         assert found == now
@@ -64,17 +72,19 @@ def test_options_that_turn_security_on_or_off_need_a_restart() -> None:
             "--http-tls-cert",
         ]
     # --no-nsq and --no-http are reported by their names.
-    assert merged(DOORS, replace(DOORS, nsq=None, http=None)) == (
+    assert merged(DOORS, replace(DOORS, extensions=(AlarmOptions(),))) == (
         DOORS,
         (),
     )
 
 
 def test_each_kind_of_actor_gets_the_settings_that_concern_it() -> None:
-    assert told(7, "channel", DOORS) == p.Reload(7, "info")
-    assert told(7, "gateway", DOORS) == p.ReloadGateway(7, "info", "e")
-    assert told(7, "http_gateway", DOORS) == p.ReloadHttpGateway(7, "info", "e", cert="c", key="d")
-    assert told(7, "nsq_gateway", DOORS) == p.ReloadNsqGateway(
+    assert reload_order(7, "channel", DOORS) == p.Reload(7, "info")
+    assert reload_order(7, "gateway", DOORS) == p.ReloadGateway(7, "info", "e")
+    assert reload_order(7, "http_gateway", DOORS) == p.ReloadHttpGateway(
+        7, "info", "e", cert="c", key="d"
+    )
+    assert reload_order(7, "nsq_gateway", DOORS) == p.ReloadNsqGateway(
         7,
         "info",
         "e",
@@ -100,13 +110,11 @@ class Double:
             table=self.table,
             kill=lambda child: self.killed.append(child.spec.key),
         )
-        self.singles = SimpleNamespace(children=children)
+        self.singles = Singles(cast("Any", self), cast("Any", None), lambda code, why: None)
+        self.singles.children = cast("Any", children)
         self.groups: dict[str, Any] = {}
         self.answers: dict[int, Any] = {}  # key of the child -> its answer
         self.killed: list[int] = []
-        self.singles.of_kind = lambda kind: [
-            child for child in self.processes.children.values() if child.spec.kind == kind
-        ]
         self.stopping = False
 
     def reloading(self, new: ServeOptions) -> Reloading:
@@ -115,7 +123,7 @@ class Double:
             double,
             double.singles,
             cast("Any", SimpleNamespace(send=self.order)),
-            lambda given: None,
+            lambda: None,
             lambda: Fresh(new),
         )
 
@@ -124,8 +132,9 @@ class Double:
         self.answers[child.spec.key] = answered
 
     def child(self, key: int, state: str) -> Child:
-        assert self.options.nsq is not None
-        start = NsqStart(supervisor="", options=self.options.nsq, security=self.options.security)
+        nsq = self.options.of(NsqOptions)
+        assert nsq is not None
+        start = NsqStart(supervisor="", options=nsq, security=self.options.security)
         child = Child(ChildSpec(key, "nsq_gateway", "nsq gateway", start), 1, None, None, state)  # type: ignore[arg-type]
         child.envelope = (b"x",)
         return child
@@ -152,8 +161,8 @@ def test_the_log_says_when_all_gateways_have_the_new_settings(
 def test_a_starting_process_gets_the_new_settings_when_it_is_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    new = replace(
-        DOORS, nsq=NsqOptions(tls=TlsOptions(cert="A", key="B")), security=SecurityOptions("E")
+    new = replace(DOORS, security=SecurityOptions("E")).having(
+        NsqOptions(tls=TlsOptions(cert="A", key="B"))
     )
     double: Any = Double(DOORS)
     reloading = double.reloading(new)
@@ -163,7 +172,7 @@ def test_a_starting_process_gets_the_new_settings_when_it_is_up(
         double.processes.children[2].state = "up"
         reloading.tick()
         reloading.tick()
-    assert double.orders == [(key, told(1, "nsq_gateway", new)) for key in (1, 2)]
+    assert double.orders == [(key, reload_order(1, "nsq_gateway", new)) for key in (1, 2)]
     for child in double.processes.children.values():
         assert (child.spec.start.options.tls.cert, child.spec.start.security.access_file) == (
             "A",
@@ -179,9 +188,9 @@ def test_the_bound_of_shipping_may_change_but_shipping_is_not_turned_on_or_off()
     for now, new in ((ships, off), (off, ships)):
         assert merged(now, new) == (now, ("--bucket-lag (to turn shipping on or off)",))
     for kind in ("topic", "archive"):
-        assert told(7, kind, slower) == p.ReloadShipping(7, "info", 60.0)
-        assert told(7, kind, off) == told(7, kind, DOORS) == p.Reload(7, "info")
-    assert told(7, "channel", slower) == p.Reload(7, "info")
+        assert reload_order(7, kind, slower) == p.ReloadShipping(7, "info", 60.0)
+        assert reload_order(7, kind, off) == reload_order(7, kind, DOORS) == p.Reload(7, "info")
+    assert reload_order(7, "channel", slower) == p.Reload(7, "info")
 
 
 def test_an_archive_actor_that_is_started_again_has_the_new_bound() -> None:

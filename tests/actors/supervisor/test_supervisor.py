@@ -43,7 +43,7 @@ class Place:
         self.sent: list[tuple[Any, Any]] = []
         self.started: list[Any] = []
         self.supervisor = object.__new__(Supervisor)
-        self.supervisor._handover = None
+        self.supervisor.extensions = []
         self.scan_loop = self.child(1, "scan_loop", envelope=(b"scan",))
         table = SimpleNamespace(
             children={}, kill=lambda child: self.killed.append(child.spec.key), start=self.start
@@ -414,42 +414,3 @@ def test_an_answer_is_no_news(place: Place) -> None:
     assert (child.news_ns, child.pulsed_ns > 0) == (0, True)
     place.supervisor._on_mail(pulse(7))
     assert child.news_ns == child.pulsed_ns
-
-
-def test_only_the_archive_actor_wakes_a_topic_that_sleeps(place: Place) -> None:
-    archive = place.child(2, "archive", envelope=(b"archive",))
-    supervisor: Any = place.supervisor
-    supervisor.singles.of_kind = lambda kind: [archive] if kind == "archive" else []
-    woken: list[str] = []
-    supervisor.state.groups = {
-        name: SimpleNamespace(
-            row=SimpleNamespace(uuid=name * 32), is_dormant=asleep,
-            want=lambda channel, then, name=name: woken.append(name + channel),
-        )
-        for name, asleep in (("a", True), ("b", False), ("c", True))
-    }  # fmt: skip
-    place.hear(p.WakeTopic("a" * 32), b"stranger")
-    for uuid in ("b" * 32, "d" * 32):
-        place.hear(p.WakeTopic(uuid), b"archive")
-    assert woken == []
-    place.hear(p.WakeTopic("a" * 32), b"archive")
-    assert woken == ["a"]
-
-
-def test_the_archive_actor_is_told_to_stop_when_nothing_else_runs(place: Place) -> None:
-    archive, gateway = place.add(2, "archive"), place.add(3, "gateway")
-    supervisor: Any = place.supervisor
-    supervisor.singles.children = {2: archive, 3: gateway}
-    supervisor.singles.of_kind = lambda kind: [archive] if kind == "archive" else []
-    parts: dict[str, Any] = {
-        "service": SimpleNamespace(stopping=lambda: None), "requests": SimpleNamespace(stop=lambda: None),
-    }  # fmt: skip
-    vars(supervisor).update(parts)
-    supervisor.state.registry = SimpleNamespace(folder=lambda row: "/nowhere")
-    supervisor.stop(0)
-    supervisor._stop_last()
-    assert place.sent == [((b"2",), p.ShipNow()), ((b"3",), p.Stop())]
-    del supervisor.table.children[3]
-    supervisor._stop_last()
-    supervisor._stop_last()
-    assert place.sent[2:] == [((b"2",), p.Stop())]

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from .....transport.nsq.layers import snappy_is_here
 from .....transport.nsq.limits import NsqLimits
 from ....settings.options import HttpOptions, NsqOptions
-from ...nsq.asking import CONNECT_S, REQUEST_S
+from ...shared.asking import CONNECT_S, REQUEST_S
 from ..web.body import QueryRequest, share_of
 from ..web.limits import HttpLimits
 from ..web.places import Limiters

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.errors import from_wire
-from ...nsq.publishing import Gatherer
+from ...shared.publishing import Gatherer
 from ..web.body import Parameters, announced, counted, lines, share_of
 from ..web.places import Limiters
 from ..web.responses import api_error, text

@@ -43,7 +43,6 @@ from ....security.policy import (
     DEAD_LETTER_TOPIC,
     REDRIVE,
     Principal,
-    actions_of,
     admin_action,
     check_address,
     check_dead_letters,
@@ -52,6 +51,7 @@ from ...limiter import Limiter
 from ..api.broker import SharedStats
 from ..web.authority import Rights, principal_of, rights_of
 from ..web.body import JsonObject, Parameters, share_of
+from ..web.permissions import actions_of
 from ..web.places import Limiters, holder_of
 from ..web.responses import ApiError, api_error
 from . import losses

@@ -5,8 +5,8 @@ tokens. A request without a token belongs to the user `[anonymous]` if the file 
 With an auth server, the token is the secret of NSQ's AUTH. (nsqd asks its auth server only for TCP
 clients.) If there is neither, every request may do everything.
 
-`actors/security/policy.py` lists the actions that each path requires. An application with a path
-that is not listed there does not start. Permissions are checked before the body is read.
+`permissions.py` lists the actions that each path requires. An application with a path that is not
+listed there does not start. Permissions are checked before the body is read.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .....transport.wire.actions import Action
 from ....security.access import ANONYMOUS
 from ....security.policy import (
     EVERYBODY,
-    LOOKING,
     NOBODY,
     RULES,
     AccessPolicy,
-    Actions,
     Principal,
 )
 from ...acting import ACTING, FirstUse
-from ...nsq.auth import Authenticator, AuthFailed, Who
+from ...shared.auth import Authenticator, AuthFailed, Who
+from ...shared.auth_policy import LOOKING
 from .body import Parameters, legal
+from .permissions import Actions
 from .places import place_of
 from .responses import ApiError, api_error
 

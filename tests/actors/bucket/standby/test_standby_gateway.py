@@ -37,7 +37,7 @@ def given(tmp_path: Path) -> ServeOptions:
     return ServeOptions(
         tmp_path,
         gateway=f"127.0.0.1:{free_port()}",
-        http=HttpOptions(listen=f"127.0.0.1:{free_port()}", given=True),
+        extensions=(HttpOptions(listen=f"127.0.0.1:{free_port()}", given=True),),
     )
 
 

@@ -11,13 +11,14 @@ from typing import Any, cast
 import pytest
 from support.nsq_client import OK, Client, pub, sized
 
-from zsq.actors.gateways.nsq.auth import AccessAuthenticator, AuthFailed, Who, load_access
 from zsq.actors.gateways.nsq.connection import Connection
 from zsq.actors.gateways.nsq.gateway import NsqGateway, limits_of
 from zsq.actors.gateways.nsq.intake import Intake
+from zsq.actors.gateways.nsq.permissions import may_command
+from zsq.actors.gateways.shared.auth import AccessAuthenticator, AuthFailed, Who, load_access
 from zsq.actors.runtime.actor import StartFailed
 from zsq.actors.security.access import Access, token_hash
-from zsq.actors.security.policy import NOBODY, AccessPolicy, may_command
+from zsq.actors.security.policy import NOBODY, AccessPolicy
 from zsq.actors.settings.options import NsqOptions, TlsOptions
 from zsq.transport.nsq.limits import NsqLimits
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from zsq.actors.settings.options import AlarmOptions
 from zsq.apps.cli import app
 from zsq.apps.cli.run.config_options import options_of
 from zsq.apps.cli.run.option_table import RELOADABLE
@@ -217,12 +218,10 @@ def test_reading_again_says_what_changed_and_what_needs_a_restart(tmp_path: Path
         "--alarm-depth",
     }
     assert fresh.restart == ("--node-id",)
-    assert (fresh.options.log_level, fresh.options.alarms.depth, fresh.options.alarms.hold_s) == (
-        "warning",
-        2,
-        3,
-    )
-    assert fresh.options.alarms.webhook_token == SECRET
+    alarms = fresh.options.of(AlarmOptions)
+    assert alarms is not None
+    assert (fresh.options.log_level, alarms.depth, alarms.hold_s) == ("warning", 2, 3)
+    assert alarms.webhook_token == SECRET
     path.write_text("node-id = 'x'")
     with pytest.raises(UsageError, match="node-id"):
         again.read()

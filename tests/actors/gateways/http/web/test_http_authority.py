@@ -19,15 +19,13 @@ from zsq.actors.gateways.acting import ACTING
 from zsq.actors.gateways.http.console import console as live
 from zsq.actors.gateways.http.messages import tailing
 from zsq.actors.gateways.http.web.authority import HttpAuthority
-from zsq.actors.gateways.nsq.auth import Authenticator, AuthFailed, Who
+from zsq.actors.gateways.http.web.permissions import PATHS, Actions, actions_of
+from zsq.actors.gateways.shared.auth import Authenticator, AuthFailed, Who
+from zsq.actors.gateways.shared.auth_policy import granted
 from zsq.actors.security.access import Access, token_hash
 from zsq.actors.security.policy import (
-    PATHS,
     AccessPolicy,
-    Actions,
     Principal,
-    actions_of,
-    granted,
 )
 from zsq.transport.nsq.permissions import parse_state
 from zsq.transport.wire.actions import Action
@@ -215,7 +213,7 @@ def test_every_path_has_the_permission_that_it_needs() -> None:
         for method, path in PATHS
         if method == "POST" and "/channel/" in path
     )
-    with pytest.raises(AssertionError, match=r"GET /new has no row in PATHS of policy\.py"):
+    with pytest.raises(AssertionError, match=r"GET /new has no row in PATHS of permissions\.py"):
         actions_of("GET", "/new")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from zsq.actors.gateways.nsq import publishing
-from zsq.actors.gateways.nsq.publishing import AHEAD_MAX, BLOCK_BYTES, WORTH_BYTES, Gatherer
+from zsq.actors.gateways.shared import publishing
+from zsq.actors.gateways.shared.publishing import AHEAD_MAX, BLOCK_BYTES, WORTH_BYTES, Gatherer
 from zsq.transport.block.block_format import BLOCK_COUNT_MAX
 
 

@@ -13,8 +13,9 @@ from support.small_web import Question, SmallWeb, said
 
 import zsq.aio
 from zsq.actors.gateways.limiter import Bound
-from zsq.actors.gateways.nsq import auth
-from zsq.actors.gateways.nsq.auth import (
+from zsq.actors.gateways.nsq.permits import Permits
+from zsq.actors.gateways.shared import auth
+from zsq.actors.gateways.shared.auth import (
     ASKED_BY_ADDRESS_MAX,
     ASKED_MAX,
     SECRET_MAX,
@@ -22,7 +23,6 @@ from zsq.actors.gateways.nsq.auth import (
     AuthFailed,
     Who,
 )
-from zsq.actors.gateways.nsq.permits import Permits
 from zsq.transport.errors import UsageError
 from zsq.transport.nsq.layers import Layers
 from zsq.transport.wire.actions import Action

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsq.actors.supervisor.handover import WAIT_NS, Handover
+from zsq.actors.bucket.handover import WAIT_NS, Handover
 
 SHIPPED = {"storage": {"extension_settled": True}}
 

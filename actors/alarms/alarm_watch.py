@@ -1,7 +1,6 @@
-"""Alarms in the supervisor.
+"""Alarms in the supervisor: it checks the last pulses once a second, and reports the changes.
 
-The supervisor checks the last pulses once a second, then logs and sends the changes.
-`alarms/backlog.py` decides which alarms are raised and cleared. No number is computed where no
+`backlog.py` decides which alarms are raised and cleared. No number is computed where no
 threshold is set. Only channels that are up have values. The values of the others are unknown until
 they are up. The sums of a topic and of the broker have their last known values.
 
@@ -13,11 +12,10 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import time
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...storage.files import Files
 from ...transport.errors import E_BAD_ARGUMENT, E_NOT_FOUND, NotFound, UsageError
@@ -25,29 +23,14 @@ from ...transport.names import check_name
 from ...transport.reports import AlarmEvent, AlarmReceiver, RaisedAlarm
 from ...transport.wire.admin_requests import EndSilenceRequest, SilenceAlarmRequest
 from ...transport.wire.protocol import Alarm
-from ..alarms.backlog import (
-    AGE,
-    BUCKET,
-    DEAD_LETTERS,
-    DEPTH,
-    FIGURES,
-    HEALTH,
-    HELD_BYTES,
-    NONE,
-    SETTINGS,
-    Alarms,
-    AlarmSubject,
-    Event,
-    Watched,
-    as_json,
-    condition,
-)
-from ..alarms.silences import SETTLE_NS, Silence, Silences, from_json
+from ..runtime.process_table import Child
+from ..runtime.pulses import ChannelPulse
+from ..runtime.services import services
 from ..settings import options
-from ..settings.options import AlarmOptions
-from ..settings.starts import AlarmBroker, AlarmStart
+from ..settings.options import AlarmOptions, ServeOptions
 from ..statistics.broker_view import (
     REPORTED,
+    AlarmsView,
     TopicView,
     channel_pulse,
     is_known,
@@ -56,22 +39,31 @@ from ..statistics.broker_view import (
 from ..statistics.channel_rows import backlog
 from ..statistics.dead_letters import letter_count, senders
 from ..statistics.statistics import total_depth, troubles_of_topic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..runtime.process_table import Child
-    from ..runtime.pulses import ChannelPulse
-    from .disk_watch import DiskWatch
-    from .singles import Singles
-    from .topics.broker_state import BrokerState
-    from .topics.topic_group import TopicGroup
+from ..supervisor.disk_watch import FREE_BYTES, DiskEvent
+from ..supervisor.extension import Answers, SupervisorExtension, SupervisorParts
+from ..supervisor.topics.topic_group import TopicGroup
+from .backlog import (
+    AGE,
+    DEAD_LETTERS,
+    DEPTH,
+    FIGURES,
+    HEALTH,
+    HELD_BYTES,
+    NONE,
+    Alarms,
+    AlarmSubject,
+    Event,
+    Watched,
+    as_json,
+    condition,
+)
+from .extension import AlarmService
+from .silences import SETTLE_NS, Silence, Silences, from_json
 
 log = logging.getLogger("zsq")
 
 RECENT_MAX: Final = 100  # the newest events that statistics show
 EVENTS_A_WORD: Final = 500
-KIND: Final = "alarm_teller"
 WELL: Final = "the health is OK again"
 SILENCES_FILE: Final = "silences"
 LOCAL: Final = "a local user"
@@ -79,64 +71,47 @@ FILE_BYTES_MAX: Final = 1 << 20
 SILENCE_S_MAX: Final = 366 * 86_400
 
 
-class AlarmWatch:
-    """Raises, clears and reports alarms.
+class AlarmWatch(SupervisorExtension, AlarmsView):
+    """Raises, clears and reports alarms."""
 
-    `settings_trouble` returns which gateways do not have the new settings, or "" if all have them.
-    `bucket_trouble` returns why the bucket cannot be used, or "".
-    """
-
-    def __init__(
-        self,
-        state: BrokerState,
-        singles: Singles,
-        disk: DiskWatch,
-        settings_trouble: Callable[[], str],
-        bucket_trouble: Callable[[], str] = lambda: "",
-    ) -> None:
-        self._broker = state
-        self._singles = singles
-        self._disk = disk
-        self._conditions = {
-            SETTINGS: (settings_trouble, "all gateways have the new settings"),
-            BUCKET: (bucket_trouble, "the bucket can be used"),
-        }
-        self.given = state.options.alarms
+    def __init__(self, parts: SupervisorParts) -> None:
+        super().__init__(parts)
+        self._broker = parts.state
+        self._disk = parts.disk
+        self.given = self._broker.options.of(AlarmOptions) or AlarmOptions()
         self._alarms = Alarms(self.given.hold_s)
         self._recent: deque[AlarmEvent] = deque(maxlen=RECENT_MAX)
         self._due_ns = 0
         self._anew = False  # the receivers are new and have not received any alarm yet
         self._files = Files()
-        self._path = str(state.options.data_dir.absolute() / SILENCES_FILE)
+        self._path = str(self._broker.options.data_dir.absolute() / SILENCES_FILE)
         self._silences = self._stored_silences()
         self._heard: set[AlarmSubject] = set()  # the raised alarms that receivers know of
         self._began_ns = time.monotonic_ns()
 
-    def configure(self, given: AlarmOptions) -> None:
+    def reloaded(self, options: ServeOptions) -> None:
         """Use other thresholds from the next check on.
 
         If the receivers changed, a new process sends to them. New receivers get the alarms that are
         raised now. They do not get events that were still on their way to the old ones.
         """
-        before, self.given = self.given, given
-        self._alarms.hold(given.hold_s)
-        if _receivers(before) != _receivers(given):
+        before, self.given = self.given, options.of(AlarmOptions) or AlarmOptions()
+        self._alarms.hold(self.given.hold_s)
+        if _receivers(before) != _receivers(self.given):
             for child in self._tellers():
                 self._broker.processes.stop_child(child)
-            self.start()
+            self._parts.singles.start(services()[AlarmService.kind])
             self._anew = True
 
-    def _tellers(self) -> list[Child]:
-        return [child for child in self._singles.of_kind(KIND) if not child.told_to_stop]
+    def answers(self) -> Answers:
+        return {SilenceAlarmRequest: self.silence, EndSilenceRequest: self.end_silence}
 
-    def start(self) -> None:
-        """Start the process that sends alarms, if any receiver is configured."""
-        if self.given.tells:
-            broker: AlarmBroker = {
-                "host": socket.gethostname(), "node": self._broker.registry.node, "uuid": self._broker.registry.uuid,
-                "data_dir": str(self._broker.options.data_dir.absolute()),
-            }  # fmt: skip
-            self._singles.start(KIND, AlarmStart(alarms=self.given, broker=broker), "alarms")
+    def alarms(self) -> AlarmsView:
+        return self
+
+    def _tellers(self) -> list[Child]:
+        children = self._parts.singles.of_kind(AlarmService.kind)
+        return [child for child in children if not child.told_to_stop]
 
     def tick(self, now_ns: int) -> None:
         if now_ns < self._due_ns or self._broker.stopping:
@@ -146,7 +121,8 @@ class AlarmWatch:
         events = self._alarms.see(self._figures(now_ns, wall_ns), now_ns, wall_ns)
         for event in events:
             log.warning("alarm %s", event.text)
-        events += self._disk.take_events()  # the disk watch has logged these already
+        # The disk watch has logged these already.
+        events += map(_of_disk, self._disk.take_events())
         self._recent.extend(map(as_json, events))
         self._end_silences(now_ns, wall_ns)
         loud = [one for one in events if one.event == "cleared" or not self._silences.of(one.place)]
@@ -177,7 +153,7 @@ class AlarmWatch:
 
     def _raised_again(self, wall_ns: int) -> list[Event]:
         """Return the raised alarms that are not silenced, as new events."""
-        raised = (*self._alarms.again(wall_ns), *self._disk.again(wall_ns))
+        raised = (*self._alarms.again(wall_ns), *map(_of_disk, self._disk.again(wall_ns)))
         return [one for one in raised if not self._silences.of(one.place)]
 
     # Silences
@@ -237,7 +213,7 @@ class AlarmWatch:
     def _figures(self, now_ns: int, wall_ns: int) -> dict[AlarmSubject, Watched]:
         found = {
             AlarmSubject("", "", name): condition(trouble(), well)
-            for name, (trouble, well) in self._conditions.items()
+            for name, (trouble, well) in self._parts.conditions().items()
         }
         total = 0
         for group in self._broker.groups.values():
@@ -342,6 +318,10 @@ class AlarmWatch:
 
     def receivers(self) -> list[AlarmReceiver]:
         return [row for child in self._tellers() for row in child.stats.get("receivers", ())]
+
+
+def _of_disk(event: DiskEvent) -> Event:
+    return Event(event.event, AlarmSubject("", "", FREE_BYTES), *event[1:])
 
 
 def _place(row: RaisedAlarm) -> tuple[str, str, str]:

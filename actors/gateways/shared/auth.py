@@ -37,9 +37,10 @@ from ....transport.nsq.tls import client_context
 from ...runtime.actor import StartFailed
 from ...security.access import Access, AccessError
 from ...security.curve import load_rules
-from ...security.policy import NOBODY, AccessPolicy, Principal, granted
+from ...security.policy import NOBODY, AccessPolicy, Principal
 from ..limiter import Bound, Limiter
 from .asking import CONNECT_S, REQUEST_S, NotAnswered, Way, ask, parse_url
+from .auth_policy import granted
 
 METHODS: Final = ("get", "post")
 SECRET_MAX: Final = 4096  # the most bytes of a secret, which is part of a URL

@@ -1,0 +1,1 @@
+"""Parts that the gateways for NSQ and HTTP share: authentication, and publishes in blocks."""
