@@ -95,8 +95,8 @@ def without_delayed_messages(life: Life) -> None:
 
 
 def with_a_damaged_head(life: Life) -> None:
-    """The newer of LMDB's two meta pages is damaged. The start copies all rows, and keeps the damaged
-    environment.
+    """The newer of LMDB's two meta pages is damaged. The start copies all rows, and keeps the
+    damaged environment.
     """
     life.publish_delayed(10, 20, 30)
     life.publish_delayed(40)
