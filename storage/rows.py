@@ -43,7 +43,7 @@ def unwrap(key: bytes, value: bytes) -> memoryview:
     if len(value) >= start:
         crc, size = HEAD.unpack_from(value)
         view = memoryview(value)
-        if size == len(key) and view[HEAD.size : start] == key and crc == crc32c(view[4:]):
+        if size == len(key) and value[HEAD.size : start] == key and crc == crc32c(view[4:]):
             return view[start:]
     raise Damaged(f"the row {key[:80]!r} is damaged")
 

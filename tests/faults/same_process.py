@@ -1,7 +1,6 @@
-"""Replacement that examines an environment in this process.
-
-The product uses another process because flipped bits may crash LMDB. Here no bits are flipped, and
-another process would take 100 times as long.
+"""Replacement that examines an environment in this process. The product uses another process,
+because flipped bits may crash LMDB. Here no bits are flipped, and another process would take 100
+times as long.
 """
 
 from __future__ import annotations

@@ -287,6 +287,7 @@ def test_a_lost_page_costs_only_the_rows_in_it(tmp_path: Path, page: int) -> Non
     data[pages[page] * PAGE : pages[page] * PAGE + PAGE] = bytes(PAGE)
     path.write_bytes(data)
     lost, found, _ = rescued(tmp_path / "a", Progress(100, 2_100, 100))
+    assert lost is not None
     assert lost == 100 - len(found)
     assert 0 < lost < 40
     assert set(found) < set(all_of(100))
