@@ -157,7 +157,7 @@ class Link:
         # The reply of the supervisor or the gateway about the target.
         self.opened: dict[str, Any] = {}
         self.left = False  # True if `opened` is about a broker that the link has left
-        self.heard_ns = 0  # when the last message arrived
+        self._heard_ns = 0  # when the last message arrived, or the attempt began
         self.word_ns = 0  # when the last message arrived that is not a heartbeat
         # The time when a caller began to wait. It is `FAR_NS` while the link is up or not needed.
         self.wanted_ns = FAR_NS
@@ -209,7 +209,7 @@ class Link:
             creates=target.create and (self.busy is None or self.busy()),
             unheard=self.unheard and not rotation.several,
         )
-        self.heard_ns = now_ns
+        self._heard_ns = now_ns
         if not attempt.address.direct:
             self._step(_E.AT_GATEWAY, now_ns)
             return
@@ -342,8 +342,8 @@ class Link:
         arrive after the channel was deleted, and make it again.
         """
         if self.up and linger_ms:
-            self._leave(self.heard_ns, linger_ms)
-        self._step(_E.STOP, self.heard_ns)
+            self._leave(self._heard_ns, linger_ms)
+        self._step(_E.STOP, self._heard_ns)
 
     def restart(self, now_ns: int, why: str, *, at_once: bool = False) -> None:
         """Close this link and start again, after a pause or at once."""
@@ -402,7 +402,7 @@ class Link:
         The next call starts again.
         """
         self.wanted_ns = FAR_NS
-        self._step(_E.REFUSE, self.heard_ns, error)
+        self._step(_E.REFUSE, self._heard_ns, error)
 
     def _refuse(self, now_ns: int, error: ZsqError) -> None:
         if self.follows(error.code):
@@ -485,6 +485,11 @@ class Link:
     def creates(self) -> bool:
         """True if the last attempt may create the target."""
         return self._attempt.creates
+
+    @property
+    def heard_ns(self) -> int:
+        """When the last message arrived, or a part of a large one."""
+        return self._heard_ns if self._watch is None else self._watch.heard_ns
 
     @property
     def is_silent(self) -> bool:
@@ -589,7 +594,7 @@ class Link:
             if frames is None:
                 break
             count += 1
-            self.heard_ns = now_ns
+            self._heard_ns = now_ns
             if self._watch is not None:
                 self._watch.heard(now_ns)
             if self._attempt.contact is not Contact.ANSWERED:

@@ -35,17 +35,17 @@ class Watch:
         "_beat_ns",
         "_bytes_moved",
         "_expected_ns",
-        "_heard_ns",
         "_moved",
         "_moved_ns",
         "_sent_ns",
+        "heard_ns",
         "is_silent",
     )
 
     def __init__(self, now_ns: int, bytes_moved: Callable[[], int]) -> None:
         self._bytes_moved = bytes_moved
         self._sent_ns = now_ns
-        self._heard_ns = now_ns  # the last sign of life
+        self.heard_ns = now_ns  # the last sign of life
         self._asked_ns = 0  # when something was sent first, since the last message arrived
         self._beat_ns = 0  # when the last heartbeat was sent
         self._expected_ns = 0  # since when an answer is due that has not come, else 0
@@ -57,29 +57,29 @@ class Watch:
     def sent(self, now_ns: int) -> None:
         """Note that something is sent."""
         self._sent_ns = now_ns
-        if self._asked_ns <= self._heard_ns:
+        if self._asked_ns <= self.heard_ns:
             self._asked_ns = now_ns
 
     def heard(self, now_ns: int) -> None:
         """Note that a message has arrived."""
-        if self._moved_ns > self._heard_ns:
+        if self._moved_ns > self.heard_ns:
             self._alive_ns = now_ns
-        self._heard_ns = now_ns
+        self.heard_ns = now_ns
         self.is_silent = False
 
     def beat(self, now_ns: int) -> None:
         """Note that a heartbeat is being sent, of which `sent` is told as well."""
-        if self._moved_ns <= self._heard_ns:
+        if self._moved_ns <= self.heard_ns:
             self._moved, self._moved_ns = self._bytes_moved(), now_ns
         self._beat_ns = now_ns
 
     def is_dead(self, now_ns: int, interval_ns: int) -> bool:
         """Return True if nothing arrived for two intervals, and no large frame moves."""
-        return now_ns - self._heard_ns > 2 * interval_ns and not self._moves(now_ns)
+        return now_ns - self.heard_ns > 2 * interval_ns and not self._moves(now_ns)
 
     def beat_due_ns(self, interval_ns: int) -> int:
         """Return when a heartbeat is due because one side is silent."""
-        return max(min(self._sent_ns, self._heard_ns), self._beat_ns) + interval_ns
+        return max(min(self._sent_ns, self.heard_ns), self._beat_ns) + interval_ns
 
     def ask_due_ns(self, now_ns: int, answered_ns: int, *, expects: bool) -> int:
         """Return when a heartbeat is due because an answer is late, or when to look again.
@@ -90,16 +90,16 @@ class Watch:
         if not expects:
             self._expected_ns = 0
         elif not self._expected_ns or answered_ns > self._expected_ns:
-            self._expected_ns = max(self._asked_ns, self._heard_ns, now_ns - ASK_NS)
-        if self._moved_ns > self._heard_ns:
+            self._expected_ns = max(self._asked_ns, self.heard_ns, now_ns - ASK_NS)
+        if self._moved_ns > self.heard_ns:
             self.is_silent = now_ns >= self._moved_ns + ASK_NS
             look_ns = self._moved_ns + (SILENT_NS if self.is_silent else ASK_NS)
             return look_ns if look_ns > now_ns else FAR_NS
         if not self._expected_ns:
             return FAR_NS
         if self._beat_ns < self._asked_ns:
-            return max(self._heard_ns, self._asked_ns) + ASK_NS
-        return max(self._heard_ns, self._beat_ns) + ASK_AGAIN_NS
+            return max(self.heard_ns, self._asked_ns) + ASK_NS
+        return max(self.heard_ns, self._beat_ns) + ASK_AGAIN_NS
 
     def silent_since(self, now_ns: int) -> int:
         """Return when the first heartbeat was sent that has no answer, or 0.
@@ -133,10 +133,10 @@ class Watch:
         behind it. The system of a peer that hangs still acknowledges heartbeats, so few bytes are
         no sign of life.
         """
-        if self._moved_ns <= self._heard_ns:
+        if self._moved_ns <= self.heard_ns:
             return False
         if self._bytes_moved() - self._moved < MOVED_BYTES_MIN:
             return False
-        self._heard_ns = now_ns
+        self.heard_ns = now_ns
         self.is_silent = False
         return True

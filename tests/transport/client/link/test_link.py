@@ -261,6 +261,7 @@ def test_a_link_on_which_no_byte_moves_is_silent_and_a_large_frame_is_a_sign_of_
     engine.of(link).moved = 1 + MOVED_BYTES_MIN
     assert link.silent_since(1 * S + 2 * ASK_NS) == 0
     assert not link.is_silent
+    assert link.heard_ns == 1 * S + 2 * ASK_NS, "a request that follows does not open it again"
 
 
 def test_two_heartbeats_without_a_sign_of_life_end_the_link(engine: FakeEngine) -> None:
