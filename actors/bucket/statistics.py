@@ -17,8 +17,8 @@ _ARCHIVE_ACTOR: Final = "bucket/archive/archive_actor.py"
 _ROWS: Final = (
     _S("broker", "bucket", "row", "bucket/statistics.py", "the bucket; left out without one", default={}),
     _S("bucket", "url", "text", _ARCHIVE_ACTOR, "URL of the bucket", default=""),
-    _S("bucket", "trouble", "text", _ARCHIVE_ACTOR, "1: the bucket can be used; 0: it cannot", metric="zsq_bucket_healthy", is_trouble=True, default="",
-       note="why the bucket cannot be used; `\"\"` while it can. In `/metrics` 1 while it can"),
+    _S("bucket", "trouble", "text", _ARCHIVE_ACTOR, "1: the bucket can be used; 0: it cannot", metric="zsq_bucket_healthy", default="",
+       is_trouble=True, note="why the bucket cannot be used; `\"\"` while it can. In `/metrics` 1 while it can"),
     _S("bucket", "shipping", "text", _SHIPPER, "`open` while changes are shipped, `closed` or `taking over` before, `lost` after another"
        " copy of the broker took over, `off` without shipping", default="off"),
     _S("bucket", "lag_s", "s", _SHIPPER, "age of the oldest change that waits to be shipped", metric="zsq_bucket_lag_seconds",

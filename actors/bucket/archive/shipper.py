@@ -347,7 +347,7 @@ class Shipper:
 
     @property
     def tails(self) -> Mapping[str, Tail]:
-        """What the log of ticks has of each topic."""
+        """Tails of all topics in the log of ticks."""
         return self._writer.tails if self._writer is not None else {}
 
     @property
