@@ -81,4 +81,5 @@ def test_the_core_works_without_an_extension(
         again = [message.body for _, message in zip(range(2), consumer, strict=False)]
         assert again == [b"99", b"later"]
         wait_for(lambda: admin.stats("t")["topics"][0]["head"] == 101, 20)
+        assert ("shipping" in admin.stats("t")["topics"][0]) is (extension != "bucket")
     assert broker.stop() == 0
