@@ -1,4 +1,4 @@
-"""Extension point of a channel: it decides whether this broker may still confirm a finish.
+"""Extension point of a channel: it decides whether consumers may still be served here.
 
 `AckPolicy` is the channel without an extension: it may, as soon as the storage has committed it. A
 room of `actors/` fills the point with a subclass, which it names in `ACKNOWLEDGEMENT`. The storage

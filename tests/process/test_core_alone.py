@@ -9,6 +9,8 @@ import pytest
 from support.alone import EXTENSIONS, package_without, rooms_of_all, run_core
 from support.broker import Broker
 
+import zsq
+
 Start = Callable[..., Broker]
 
 
@@ -31,6 +33,8 @@ def start_without(tmp_path: Path) -> Iterator[Start]:
 def test_the_core_works_without_any_extension(start_without: Start) -> None:
     broker = start_without(tuple(rooms_of_all()), doors=False)
     run_core(broker)
+    with zsq.Admin(broker.ipc) as admin:
+        assert "shipping" not in admin.stats("t")["topics"][0]
     assert {actor["kind"] for actor in broker.actors()} == {
         "supervisor", "forkserver", "gateway", "scan_loop", "scan_worker", "topic", "channel",
     }  # fmt: skip

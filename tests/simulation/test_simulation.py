@@ -28,7 +28,7 @@ FIRST_SEEDS: Final = {
     "what a seek moved to is delivered before its commit": 115,
     "publishes are not held at the bound": 35,
     "a takeover does not skip the window": 104,
-    "a broker that has lost goes on": 40,
+    "a broker that has lost goes on": 94,
     "a chunk's object is removed before its removal is shipped": 151,
     "readers do not wait until it is known what the bucket has": 522,
     "the first piece of a topic does not have its rows": 25,

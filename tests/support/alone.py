@@ -106,7 +106,7 @@ WOVEN_IN: Final = {
     "transport/client/stage": "the clients (the same)",
     "apps/cli/run/option_table.py": "the command line: it has the options of all extensions",
     "actors/settings/options.py": "the extensions: it has the classes of their options",
-    "actors/statistics/schema.py": "all reports: it has the rows of the bucket, NSQ and schedules",
+    "actors/statistics/schema.py": "all reports: it has the rows of NSQ and schedules",
 }
 
 

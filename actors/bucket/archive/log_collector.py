@@ -60,7 +60,7 @@ class LogCollector:
 
     @property
     def ticks(self) -> int:
-        """The number of ticks in the log."""
+        """Number of ticks in the log."""
         return self._older_ticks + len(self._sizes)
 
     def note(self, number: int, size: int) -> None:

@@ -340,7 +340,7 @@ class Shipper:
 
     @property
     def tails(self) -> Mapping[str, Tail]:
-        """The end of each topic in the log of ticks."""
+        """Tails of all topics in the log of ticks."""
         return self._writer.tails if self._writer is not None else {}
 
     @property

@@ -241,7 +241,8 @@ class StandbyTerm:
             if files.exists(f"{data_dir}/{STANDBY_NAME}"):
                 raise ForeignDirectory(
                     f"{self._options.bucket} is empty, and {data_dir} is the directory of a "
-                    "standby: if the store is not mounted, mount it; to begin a new broker in this bucket, "
+                    "standby: if the store is not mounted, mount it; to begin a new broker in this "
+                    "bucket, "
                     "use an empty directory"
                 )
             self._say(f"{self._options.bucket} is empty: this broker is the primary of a new one")
