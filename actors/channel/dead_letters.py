@@ -25,7 +25,7 @@ from ...transport.wire import dead_letter
 from ...transport.wire.codec import HeaderValue
 from ..settings import options
 from ..settings.channel_settings import dead_letter_topic
-from .redelivery import Dead
+from .dying import Dead
 from .supply import Supply
 
 Post = Callable[[str, Sequence[Block]], list[PendingBlock]]

@@ -61,10 +61,11 @@ from ...transport.wire.protocol import Run
 from ..primitives.ranges import Range, cut_out, take, total
 from ..runtime.pulses import SupplyPulse
 from ..settings import options
-from .filling import Filling
+from .deferred import Deferred, Row
+from .delivery_builder import DeliveryBuilder
+from .dying import REJECTED
 from .filters import ChannelFilter, count_skipped, wanted_runs
 from .lease import Hole, Subscriber
-from .redelivery import REJECTED, Deferred, Row
 from .supply import Picked, Supply
 
 SLOTS: Final = 65_536
@@ -608,11 +609,11 @@ class OrderedSupply(Supply):
 
         A run of at least ORDERED_ALONE messages without a key is sent as a separate delivery.
         """
-        filling = Filling(room, options.ORDERED_ALONE)
+        builder = DeliveryBuilder(room, options.ORDERED_ALONE)
         aside: list[tuple[int, int]] = []  # free messages whose blocks are not in memory
         slots = self._slots
         loose_here = True
-        while filling.has_room() and len(aside) < options.ORDERED_MISSED_MAX and self.looks > 0:
+        while builder.has_room() and len(aside) < options.ORDERED_MISSED_MAX and self.looks > 0:
             loose = slots.loose[0][0] if slots.loose and loose_here else -1
             offset = slots.next_free()
             keyed = offset >= 0 and not 0 <= loose < offset
@@ -621,7 +622,7 @@ class OrderedSupply(Supply):
             )
             if offset < 0:
                 break
-            block = filling.block_of(offset) or self._find(offset)
+            block = builder.block_of(offset) or self._find(offset)
             if block is None:
                 self._want(offset)
                 if keyed:
@@ -634,16 +635,16 @@ class OrderedSupply(Supply):
                 self._pass(offset, count, keyed)
                 self.counters["expired_count"] += count
                 continue
-            count = filling.fitting(block, at, count, sampled=consumer.sample_rate > 0)
+            count = builder.count_that_fits(block, at, count, sampled=consumer.sample_rate > 0)
             if not count:
                 break
-            self._give(filling, consumer, block, at, count, keyed)
+            self._give(builder, consumer, block, at, count, keyed)
         slots.put_back(aside)
-        return filling.picked()
+        return builder.picked()
 
     def _give(
         self,
-        filling: Filling,
+        builder: DeliveryBuilder,
         consumer: Subscriber,
         block: Block,
         at: int,
@@ -654,7 +655,7 @@ class OrderedSupply(Supply):
         offset = block.first_offset + at
         if consumer.sample_rate:
             taken = self.choice.in_sample(consumer.sample_rate)
-            filling.offered += 1
+            builder.offered += 1
             if not taken:
                 self._pass(offset, 1, keyed)
                 self.counters["sampled_count"] += 1
@@ -669,7 +670,7 @@ class OrderedSupply(Supply):
             self._out.add(offset)
         else:
             self._slots.take_loose(count)
-        filling.add(block, at, at + count)
+        builder.add(block, at, at + count)
 
     def _pass(self, offset: int, count: int, keyed: bool) -> None:
         """Finish these messages for this channel without a delivery."""

@@ -58,10 +58,10 @@ from ...transport.wire.protocol import Run
 from ..primitives.ranges import Range, cut_out, take, total
 from ..runtime.pulses import SupplyPulse
 from ..settings import options
-from .filling import Filling
+from .deferred import Deferred, Row
+from .delivery_builder import DeliveryBuilder
 from .filters import ChannelFilter, count_skipped, wanted_runs
 from .lease import Hole, Subscriber
-from .redelivery import Deferred, Row
 from .supply import Picked, Supply
 
 PRIORITY_HEADER: Final = "zsq-priority"
@@ -395,23 +395,25 @@ class PrioritySupply(Supply):
         turn.
         """
         for level in self._levels.turns():
-            filling = Filling(room, options.PRIORITY_ALONE)
+            builder = DeliveryBuilder(room, options.PRIORITY_ALONE)
             before = level.messages
-            self._fill(filling, level, consumer, wall_ns)
-            picked = filling.picked()
+            self._fill(builder, level, consumer, wall_ns)
+            picked = builder.picked()
             if picked is not None:
                 self._levels.served(level, before - level.messages)
                 self._read_ahead(level)
                 return picked
         return None
 
-    def _fill(self, filling: Filling, level: Level, consumer: Subscriber, wall_ns: int) -> None:
+    def _fill(
+        self, builder: DeliveryBuilder, level: Level, consumer: Subscriber, wall_ns: int
+    ) -> None:
         end = self._unsorted[0][0] if self._unsorted else self.next_offset
-        while level.runs and filling.has_room() and self.looks > 0:
+        while level.runs and builder.has_room() and self.looks > 0:
             offset, count, _ = level.runs[0]
             if offset >= end:
                 return
-            block = filling.block_of(offset) or self._find(offset)
+            block = builder.block_of(offset) or self._find(offset)
             if block is None:
                 level.ahead = 0
                 self._read_ahead(level)
@@ -422,20 +424,20 @@ class PrioritySupply(Supply):
                 self._pass(level, count)
                 self.counters["expired_count"] += count
                 continue
-            count = filling.fitting(block, at, count, sampled=consumer.sample_rate > 0)
+            count = builder.count_that_fits(block, at, count, sampled=consumer.sample_rate > 0)
             if not count:
                 return
-            if self._is_left_out(filling, consumer):
+            if self._is_left_out(builder, consumer):
                 self._pass(level, count)
                 continue
             level.take(count)
-            filling.add(block, at, at + count)
+            builder.add(block, at, at + count)
 
-    def _is_left_out(self, filling: Filling, consumer: Subscriber) -> bool:
+    def _is_left_out(self, builder: DeliveryBuilder, consumer: Subscriber) -> bool:
         """Return True if the next message is not in this consumer's sample."""
         if not consumer.sample_rate:
             return False
-        filling.offered += 1
+        builder.offered += 1
         if self.choice.in_sample(consumer.sample_rate):
             return False
         self.counters["sampled_count"] += 1

@@ -49,20 +49,13 @@ from ..primitives.ranges import (
 )
 from ..runtime.pulses import SupplyPulse
 from ..settings import options
+from .block_shelf import BlockShelf
+from .deferred import Deferred, Row
+from .dying import Dead, Dying
 from .failures import Failures
 from .filters import SKIPPED, ChannelFilter, Gathering, count_skipped
 from .lease import Changes, Hole, Subscriber
-from .redelivery import (
-    BlockShelf,
-    Dead,
-    Deferred,
-    Dying,
-    Part,
-    Redelivery,
-    Row,
-    Suspects,
-    collect,
-)
+from .redelivery import Part, Redelivery, Suspects, collect
 
 
 class SavedRows:

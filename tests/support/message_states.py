@@ -2,9 +2,9 @@
 
 The broker does not use this table: it handles runs of messages, which move between the parts of
 `actors/channel/core.py` and `supply.py` without being split into messages. The table shows what
-this means for a single message. The state machines of the tests follow each offset through each call and check every
-move against the table (`tests/support/watched.py`). They also check that each move in the table
-occurs.
+this means for a single message. The state machines of the tests follow each offset through each
+call and check every move against the table (`tests/support/watched.py`). They also check that each
+move in the table occurs.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from zsq.actors.channel.redelivery import collect
 from zsq.actors.scan.scan_rounds import DIRTY
 from zsq.actors.settings import options
 from zsq.actors.storage import stages
-from zsq.actors.topic import topic as fanout
+from zsq.actors.topic import fanout
+from zsq.actors.topic.fanout import Fanout
 from zsq.actors.topic.ordering import Ordering
-from zsq.actors.topic.topic import Fanout
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_LIMIT, UsageError
 from zsq.transport.wire.protocol import REQUEUE_DELAY_MS_MAX

@@ -1,4 +1,4 @@
-"""Commits of a channel, one at a time. Changes made during a commit go with the next one. No I/O.
+"""Commit queue of a channel: one commit at a time, and later changes go with the next. No I/O.
 
 A finish with a request number is answered when it is durable. The same holds for an order of the
 supervisor. Both are durable after a commit that began after they arrived.
@@ -25,7 +25,7 @@ Barrier = tuple[Peer, Wire]
 Answered = Done | OrderAnswer
 
 
-class Saving:
+class CommitQueue:
     """The commits of one channel.
 
     `out` is the request number of the Save on its way, or 0. If `now` is True, the next commit
