@@ -623,10 +623,10 @@ class ChannelActor(Actor[ChannelStart]):
         self.commits.answer(answer)
 
     def configure(self, message: p.ConfigureChannel) -> None:
-        own = channel_settings.changed(
+        changed_settings = channel_settings.changed(
             self.settings_own, message.changes, self.given.topic_name, self.name
         )
-        self.settings_own = cast("ChannelOptions", own)
+        self.settings_own = cast("ChannelOptions", changed_settings)
         self.core.configure(channel_settings.resolve(self.settings_own))
         self.dead_letters.configured()
         self.commits.answer(

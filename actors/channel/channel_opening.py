@@ -81,7 +81,7 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
         options.EPHEMERAL_DEFERRED_ROWS_MAX if is_ephemeral(channel) else options.DEFERRED_ROWS_MAX
     )
     settings = channel_settings.resolve(row.settings or {})
-    made = ChannelCore(
+    core = ChannelCore(
         key,
         row.next_offset,
         opened.holes,
@@ -95,7 +95,7 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
     # ZSQ 0.1.0 did not store `begin`.
     begin = row.next_offset if row.begin is None else row.begin
     # Rates are measured from here on.
-    made.measurements.sample((), time.monotonic_ns(), time.time_ns())
-    made.go_on(opened.gaps, begin, row.emptied or ())
-    made.supply.drop_below(opened.start)
-    return made
+    core.measurements.sample((), time.monotonic_ns(), time.time_ns())
+    core.go_on(opened.gaps, begin, row.emptied or ())
+    core.supply.drop_below(opened.start)
+    return core

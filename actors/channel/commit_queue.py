@@ -102,8 +102,10 @@ class CommitQueue:
         """
         for waiting in (self._answers, self._answers_out):
             waiting[:] = [
-                replace(one, offset=max(one.offset, start)) if isinstance(one, Position) else one
-                for one in waiting
+                replace(answer, offset=max(answer.offset, start))
+                if isinstance(answer, Position)
+                else answer
+                for answer in waiting
             ]
 
     def begin(self, request: int, changes: Changes, row: ChannelRow) -> list[Save]:

@@ -515,17 +515,17 @@ class ChannelCore:
 
         Return True if there were any.
         """
-        found = False
+        has_changed = False
         for peer in self.lost_consumers(now_ns):
-            found = self.unsubscribe(peer) or found
+            has_changed = self.unsubscribe(peer) or has_changed
         self._beats_end_ns = min(
             (consumer.lost_ns for consumer in self.consumers.values()), default=0
         )
         while (token := self._deadlines.pop_due(now_ns)) is not None:
             self._expire(token, now_ns)
-            found = True
-        self.supply.dirty = self.supply.dirty or found
-        return self.supply.scan(wall_ns, self._lease_rows) or found
+            has_changed = True
+        self.supply.dirty = self.supply.dirty or has_changed
+        return self.supply.scan(wall_ns, self._lease_rows) or has_changed
 
     def _expire(self, token: int, now_ns: int) -> None:
         lease = self._leases[token]
@@ -553,7 +553,7 @@ class ChannelCore:
         )
         if not room:
             return []
-        asked: list[tuple[Peer, int]] = []
+        counts: list[tuple[Peer, int]] = []
         for consumer in self.consumers.values():
             if room <= 0:
                 break
@@ -563,8 +563,8 @@ class ChannelCore:
                 count = min(room, -(-old // 2))
                 consumer.recalled_ns = now_ns
                 room -= count
-                asked.append((consumer.peer, count))
-        return asked
+                counts.append((consumer.peer, count))
+        return counts
 
     def look_for_idle(self, now_ns: int) -> None:
         """Plan the next look for idle consumers, if some consumer holds what it has not begun."""
@@ -641,14 +641,16 @@ class ChannelCore:
             self.begin += received
         return moved
 
-    def unfinished(self, ranges: Sequence[Range], found: Sequence[Row], head: int) -> list[Range]:
+    def unfinished(
+        self, ranges: Sequence[Range], deferred: Sequence[Row], head: int
+    ) -> list[Range]:
         """Return the parts of these ranges that the channel has not finished, and may still skip.
 
-        `found` are the deferred rows in the state store that have some of these messages. `head`
+        `deferred` are the deferred rows in the state store that have some of these messages. `head`
         is the end of the topic.
         """
         held = [run for lease in self._leases.values() for run in lease.runs]
-        rows = sorted([*held, *self.supply.unsent(), *(row[:3] for row in found)])
+        rows = sorted([*held, *self.supply.unsent(), *(row[:3] for row in deferred)])
         taken, _, others = take(rows, ranges)
         behind = ((first, count) for first, count, _ in taken)
         return ranges_of(
@@ -657,13 +659,13 @@ class ChannelCore:
             for offset in range(first, first + count)
         )
 
-    def skip_messages(self, ranges: Sequence[Range], found: Sequence[Row]) -> bool:
+    def skip_messages(self, ranges: Sequence[Range], deferred: Sequence[Row]) -> bool:
         """Finish these unfinished messages for this channel, because a user has skipped them.
 
         Consumers that hold them cannot answer them any more. Return True if the feed must now read
         from another offset.
         """
-        moved = self.supply.skip_messages(ranges, found)
+        moved = self.supply.skip_messages(ranges, deferred)
         for token, lease in list(self._leases.items()):
             runs = lease.runs
             if near := touching(ranges, runs[0][0], sum(runs[-1][:2])):
@@ -725,5 +727,5 @@ class ChannelCore:
 
     def details(self, now_ns: int, wall_ns: int) -> ChannelDetails:
         """Return the reports on consumers and the latencies."""
-        found = self.measurements.details(self.consumers.values(), now_ns, wall_ns)
-        return {**found, "blocked_by": self.supply.blockers()}
+        details = self.measurements.details(self.consumers.values(), now_ns, wall_ns)
+        return {**details, "blocked_by": self.supply.blockers()}

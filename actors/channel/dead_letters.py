@@ -188,12 +188,14 @@ def letters(
         columns = block.key, block.tag, block.headers
         for index in range(start, stop):
             about[dead_letter.OFFSET] = first + index - start
-            key, tag, own = (None if column is None else column.value(index) for column in columns)
+            key, tag, headers = (
+                None if column is None else column.value(index) for column in columns
+            )
             row = (
                 block.body.value(index),
                 key,
                 tag,
-                dead_letter.pack_dead(own, about),
+                dead_letter.pack_dead(headers, about),
                 block.time_of(index),
             )
             row_size = sum(len(value) for value in row[:4] if value is not None)

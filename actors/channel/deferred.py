@@ -174,15 +174,15 @@ class Deferred:
         """Return True if a row with some of these messages is on its way to the state store."""
         return any(touching(ranges, row[0], row[0] + row[1]) for row in self._out)
 
-    def cut_out(self, found: Sequence[Row], ranges: Sequence[Range]) -> None:
+    def cut_out(self, stored: Sequence[Row], ranges: Sequence[Range]) -> None:
         """Remove the messages of these ranges.
 
-        `found` are the rows in the state store that have some of them. The next commit removes
+        `stored` are the rows in the state store that have some of them. The next commit removes
         these rows, or replaces them by what is left of them. Rows on their way to the state store
         are not changed.
         """
-        self._came = self._came or bool(found)
-        rows, self._new = [*self._new, *found], []
+        self._came = self._came or bool(stored)
+        rows, self._new = [*self._new, *stored], []
         self._back([row[:3] for row in rows])
         for row in rows:
             self.put(cut_out((row[:3],), ranges), row[3])

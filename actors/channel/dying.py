@@ -79,13 +79,13 @@ class Dying:
         """Return the runs that may be delivered again. The others wait to become dead letters."""
         if not max_attempts:
             return list(runs)
-        found = []
+        living = []
         for run in runs:
             if run[2] < max_attempts:
-                found.append(run)
+                living.append(run)
             else:
                 self._take(run, ATTEMPTS, error)
-        return found
+        return living
 
     def reject(self, runs: Iterable[Run], error: str) -> None:
         for run in runs:
@@ -192,10 +192,10 @@ class Dying:
         """Remove the waiting messages of these ranges. The batch on its way is not changed."""
         self._keep(lambda run: cut_out((run,), ranges))
 
-    def _keep(self, what: Callable[[Run], Sequence[Run]]) -> int:
+    def _keep(self, left_of: Callable[[Run], Sequence[Run]]) -> int:
         before = sum(death.run[1] for death in self.waiting)
         self.waiting = deque(
-            death._replace(run=run) for death in self.waiting for run in what(death.run)
+            death._replace(run=run) for death in self.waiting for run in left_of(death.run)
         )
         self._texts = sum(len(death.error) for death in (*self.out, *self.waiting))
         return before - sum(death.run[1] for death in self.waiting)

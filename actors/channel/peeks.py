@@ -123,9 +123,9 @@ class Peeks:
         look = self._looks.pop(request, None)
         if look is None:
             return None
-        found = delivery.supply.deferred.shown(rows)
+        rows_shown = delivery.supply.deferred.shown(rows)
         deferred: Iterator[_HeldRow] = (
-            {**_held("deferred", row[:3]), "due_ns": row[3]} for row in found
+            {**_held("deferred", row[:3]), "due_ns": row[3]} for row in rows_shown
         )
         shown = [*_first(deferred, look.limit, look.blocking)]
         for row in shown:
@@ -153,8 +153,8 @@ def _first(rows: Iterable[_HeldRow], limit: int, blocking: Mapping[int, int]) ->
     others: list[_HeldRow] = []
     for row in rows:
         run = (row["offset"], row["count"], 0)
-        found, left, _ = take((run,), touching(ranges, run[0], run[0] + run[1]) or [(0, 0)])
-        for first, count, _ in found:
+        inside, left, _ = take((run,), touching(ranges, run[0], run[0] + run[1]) or [(0, 0)])
+        for first, count, _ in inside:
             for offset in range(first, first + count):
                 yield {**row, "offset": offset, "count": 1, "blocks": blocking[offset]}
         for first, count, _ in left:

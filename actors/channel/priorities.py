@@ -91,14 +91,14 @@ def levels_of(block: Block, levels: int) -> bytes | None:
     column = block.headers
     if column is None or _NAME not in bytes(column.data):
         return None
-    found = bytearray(block.count)
+    by_index = bytearray(block.count)
     for index, packed in enumerate(column.values()):
         if packed and _NAME in packed:
             try:
-                found[index] = level_of(unpack_headers(packed).get(PRIORITY_HEADER), levels)
+                by_index[index] = level_of(unpack_headers(packed).get(PRIORITY_HEADER), levels)
             except UsageError:  # invalid headers have no priority
                 continue
-    return bytes(found) if any(found) else None
+    return bytes(by_index) if any(by_index) else None
 
 
 class Level:
@@ -125,9 +125,9 @@ class Level:
 
     def take(self, count: int) -> None:
         """Remove the first messages, all from the first run."""
-        start, whole, _ = self.runs.popleft()
-        if count < whole:
-            self.runs.appendleft((start + count, whole - count, 0))
+        start, size, _ = self.runs.popleft()
+        if count < size:
+            self.runs.appendleft((start + count, size - count, 0))
         self.messages -= count
 
     def remove(self, start: int, stop: int) -> int:
@@ -475,8 +475,8 @@ class PrioritySupply(Supply):
         ):
             self.wanted.add(offset)
 
-    def skip_messages(self, ranges: Sequence[Range], found: Sequence[Row]) -> bool:
-        moved = super().skip_messages(ranges, found)
+    def skip_messages(self, ranges: Sequence[Range], deferred: Sequence[Row]) -> bool:
+        moved = super().skip_messages(ranges, deferred)
         self._levels.cut_out(ranges)
         self._unsorted = cut_out(self._unsorted, ranges)
         return moved
@@ -506,9 +506,9 @@ class PrioritySupply(Supply):
 
         Parked messages count like requeued ones: they are behind the cursor.
         """
-        found = super().statistics(head)
+        pulse = super().statistics(head)
         parked = self._levels.messages + total(self._unsorted)
-        found["depth"] += parked
-        found["requeued_waiting"] += parked
-        found["parked_count"] = parked
-        return found
+        pulse["depth"] += parked
+        pulse["requeued_waiting"] += parked
+        pulse["parked_count"] = parked
+        return pulse

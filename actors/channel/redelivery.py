@@ -72,9 +72,9 @@ class Redelivery:
 
     def lost(self, start: int, stop: int) -> int:
         """Remove the ready messages of this range, and return how many there were."""
-        found = [take([run], [(start, stop - start)]) for run in self.ready]
-        self.ready = deque(run for _, left, _ in found for run in left)
-        return sum(total(gone) for gone, _, _ in found)
+        cuts = [take([run], [(start, stop - start)]) for run in self.ready]
+        self.ready = deque(run for _, left, _ in cuts for run in left)
+        return sum(total(gone) for gone, _, _ in cuts)
 
     def absorb(self, other: Redelivery) -> None:
         """Take over all messages of `other`."""
@@ -152,12 +152,12 @@ def collect(
             waiting.append((first, count, attempts))
             continue
         start = first - block.first_offset
-        here = min(block.count - start, count)
-        if expire is not None and expire(block, (first, here, attempts)):
-            if here < count:
-                again.appendleft((first + here, count - here, attempts))
+        fitting = min(block.count - start, count)
+        if expire is not None and expire(block, (first, fitting, attempts)):
+            if fitting < count:
+                again.appendleft((first + fitting, count - fitting, attempts))
             continue
-        stop = start + min(here, quota)
+        stop = start + min(fitting, quota)
         size += bytes_between(block, start, stop)
         # One part may be as large as its block, but several parts must fit into one block.
         if parts and size > options.GATHER_BYTES_MAX:
