@@ -1,17 +1,12 @@
-"""Channel actor: gives each message of a topic to one of its consumers, under a lease.
-
-The module also decides when an `#ephemeral` channel ends, and creates a channel from its stored
-state.
-"""
+"""Channel actor: gives each message of a topic to one of its consumers, under a lease."""
 
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from ...storage.state.channel_row import ChannelRow
 from ...transport.errors import (
@@ -24,12 +19,12 @@ from ...transport.errors import (
     ZsqError,
 )
 from ...transport.names import is_ephemeral
-from ...transport.settings import ATTEMPTS_MAX, ChannelOptions, NewChannelSettings
+from ...transport.settings import ATTEMPTS_MAX, ChannelOptions
 from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire import protocol as p
 from ...transport.wire.admin_requests import END
-from ..primitives.ranges import Span, ranges_of
-from ..runtime.actor import Actor, StartFailed
+from ..primitives.ranges import ranges_of
+from ..runtime.actor import Actor
 from ..runtime.link_ends import LinkEnds
 from ..runtime.port import Mail, Port
 from ..runtime.pulses import ChannelDetails, ChannelPulse
@@ -37,127 +32,19 @@ from ..settings import channel_settings, options
 from ..settings.closing import TO_CONSUMERS
 from ..settings.starts import ChannelStart
 from .ack_policy import ack_policy_class
-from .core import ChannelCore, Peeks, check_ready, consumer_of
+from .admission import check_ready, consumer_of
+from .channel_opening import ask_for_row, make_delivery
+from .commit_queue import CommitQueue
 from .dead_letter_sender import DeadLetterSender
+from .deferred import Row
 from .due_clock import DueClock
 from .feed import Feed
-from .lease import Departure, Hole, Peer, Subscriber
-from .redelivery import Deferred, Row
-from .saving import Saving
+from .last_consumer import LastConsumer
+from .lease import Departure, Peer, Subscriber
+from .peeks import Peeks
 from .skips import Skips
 
-
-class LastConsumer:
-    """Detects when an `#ephemeral` channel ends.
-
-    The channel ends when its last consumer has left, or when no consumer subscribed in time.
-
-    `over` is True once the channel takes no more consumers. It never becomes False again, because
-    the supervisor may already be removing the channel. A later consumer gets a new channel. The
-    supervisor is notified repeatedly, because it ignores the notice while the topic is not up.
-    """
-
-    def __init__(self, now_ns: int) -> None:
-        self.over = False
-        self._had_one = False
-        self._until_ns = now_ns + int(options.EPHEMERAL_UNUSED_S * NS_PER_S)
-        self._say_ns = 0
-
-    def look(self, consumers: int, now_ns: int) -> bool:
-        """Return True if the supervisor must be notified now.
-
-        Call it once at the end of each turn.
-        """
-        if consumers and not self.over:
-            self._had_one = True
-        elif self._had_one or now_ns >= self._until_ns:
-            self.over = True
-        if not self.over or now_ns < self._say_ns:
-            return False
-        self._say_ns = now_ns + NS_PER_S
-        return True
-
-
-_WAIT_MS = 10_000
 DISCONNECTED: Final = "an operator has disconnected this consumer; subscribe again"
-
-
-class OpenedChannel(NamedTuple):
-    """The stored state of a channel.
-
-    `holes` are the rows of unfinished messages below the cursor (see `supply.py`). They include the
-    deferred rows only if the channel is ordered. `deferred` holds the number of deferred rows, the
-    number of their messages, and the next due time. `start` and `end` are the bounds of the log.
-    `gaps` are the spans of offsets that the log skips.
-    """
-
-    row: ChannelRow
-    holes: Sequence[Hole]
-    deferred: tuple[int, int, int]
-    start: int
-    end: int
-    gaps: Sequence[Span]
-
-
-def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> OpenedChannel:
-    """Open the channel in the storage and return its state.
-
-    If the channel has many holes, the storage sends them in several replies. `settings` are the
-    settings of a channel that is created now.
-    """
-    storage.send((), p.OpenChannel(1, channel, {**settings}))
-    holes: list[Hole] = []
-    while storage.socket.poll(_WAIT_MS):
-        for mail in storage.receive(1):
-            if isinstance(mail, Mail) and isinstance(mail.message, p.Dropped):
-                continue  # the reply that follows has the new start too
-            if isinstance(mail, Mail) and isinstance(mail.message, p.Failed):
-                raise ZsqError(mail.message.code, mail.message.text)
-            if not isinstance(mail, Mail) or not isinstance(mail.message, p.Done):
-                raise StartFailed(
-                    f"storage did not answer with the state of channel {channel}, but with "
-                    f"{mail[1]}"
-                )
-            data = mail.message.data
-            holes += data["holes"]
-            if not data["more"]:
-                return OpenedChannel(
-                    ChannelRow.decode(data["row"]),
-                    holes,
-                    data["deferred"],
-                    data["start"],
-                    data["end"],
-                    data["gaps"],
-                )
-    raise StartFailed("the topic's storage did not answer within 10 s")
-
-
-def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
-    """Create the channel core from the stored state and the present bounds of the log."""
-    row = opened.row
-    deferred = Deferred(*opened.deferred)
-    deferred.limit(
-        options.EPHEMERAL_DEFERRED_ROWS_MAX if is_ephemeral(channel) else options.DEFERRED_ROWS_MAX
-    )
-    settings = channel_settings.resolve(row.settings or {})
-    made = ChannelCore(
-        key,
-        row.next_offset,
-        opened.holes,
-        row.counters,
-        row.paused,
-        deferred,
-        settings,
-        channel,
-        random.random,
-    )
-    # ZSQ 0.1.0 did not store `begin`.
-    begin = row.next_offset if row.begin is None else row.begin
-    # Rates are measured from here on.
-    made.measurements.sample((), time.monotonic_ns(), time.time_ns())
-    made.go_on(opened.gaps, begin, row.emptied or ())
-    made.supply.drop_below(opened.start)
-    return made
 
 
 log = logging.getLogger("zsq")
@@ -180,7 +67,7 @@ class ChannelActor(Actor[ChannelStart]):
         self.front = self.open_router(self.given.front)
         self._route()
         self._request = 1
-        self.saving = Saving(self.name)
+        self.commits = CommitQueue(self.name)
         self.dead_letters = DeadLetterSender(
             self, self.given.topic_name, self.given.uuid, self.name, self.given.front
         )
@@ -346,7 +233,7 @@ class ChannelActor(Actor[ChannelStart]):
         answer = p.Answer(request, token, tuple(refused))
         if request:
             # A confirmation is sent only after the commit.
-            self.saving.confirm(mail.envelope, answer)
+            self.commits.confirm(mail.envelope, answer)
         elif refused:
             self.front.send(mail.envelope, answer)
 
@@ -390,7 +277,7 @@ class ChannelActor(Actor[ChannelStart]):
         start = message.start
         if self.supply.drop_below(start):
             self.feed.moved()
-        self.saving.dropped(start)
+        self.commits.dropped(start)
 
     def on_head(self, port: Port, mail: Mail, message: p.Head) -> None:
         self._head = max(self._head, message.head)
@@ -424,7 +311,7 @@ class ChannelActor(Actor[ChannelStart]):
         if self.supply.corrupt_count != self._corrupt_told:
             self._found_corrupt()
         if (
-            self.saving.is_due(self.supply.dirty, time.monotonic_ns())
+            self.commits.is_due(self.supply.dirty, time.monotonic_ns())
             or self.core.waits_for_commit()
         ):
             self._save()
@@ -463,7 +350,7 @@ class ChannelActor(Actor[ChannelStart]):
 
     def _dismiss(self, peer: Peer, code: str, text: str) -> None:
         settled = p.Settled(self.core.consumers[peer].finish_count)
-        self.saving.farewell(peer, settled, p.Failed(0, code, text))
+        self.commits.farewell(peer, settled, p.Failed(0, code, text))
 
     def _deliver(self) -> bool:
         """Send deliveries. Return True if more messages wait than one turn may send."""
@@ -572,7 +459,7 @@ class ChannelActor(Actor[ChannelStart]):
 
     def _wait_ms(self) -> int:
         usual = super()._wait_ms()
-        return min(usual, self.saving.wait_ms(time.monotonic_ns()))
+        return min(usual, self.commits.wait_ms(time.monotonic_ns()))
 
     def _row(self, next_offset: int) -> ChannelRow:
         # Of an ephemeral channel's holes, the storage keeps only the deferred ones. `first` is the
@@ -591,10 +478,10 @@ class ChannelActor(Actor[ChannelStart]):
         )
 
     def _save(self) -> None:
-        if not self.saving.out:
+        if not self.commits.out:
             self._request += 1
             changes = self.core.changes()
-            for save in self.saving.begin(self._request, changes, self._row(changes.next_offset)):
+            for save in self.commits.begin(self._request, changes, self._row(changes.next_offset)):
                 self.storage.send((), save)
 
     def on_done(self, port: Port, mail: Mail, message: p.Done) -> None:
@@ -606,9 +493,9 @@ class ChannelActor(Actor[ChannelStart]):
         looked = self.peeks.answered(message.request, message.data.get("rows", ()), self.core)
         if looked is not None:
             self.answer_order(looked)
-        if message.request != self.saving.out:
+        if message.request != self.commits.out:
             return
-        barriers, answers = self.saving.done(
+        barriers, answers = self.commits.done(
             time.monotonic_ns(), withholds=bool(message.data.get("withholds"))
         )
         self.supply.committed()
@@ -636,7 +523,7 @@ class ChannelActor(Actor[ChannelStart]):
         if order := self.peeks.failed(message.request):
             self.answer_order(p.Failed(order, message.code, message.text))
         # The channel has another owner, or the rows are invalid. So this process must end.
-        elif message.request == self.saving.out:
+        elif message.request == self.commits.out:
             raise RuntimeError(
                 f"{self.title}: storage refused a commit: {message.code} {message.text}"
             )
@@ -697,17 +584,17 @@ class ChannelActor(Actor[ChannelStart]):
 
     def pause(self, message: p.SetPaused) -> None:
         self.core.paused = message.is_paused
-        self.saving.answer(p.Done(message.request, {}))
+        self.commits.answer(p.Done(message.request, {}))
 
     def empty(self, message: p.EmptyChannel) -> None:
         self._head = max(self._head, message.head)
         self._move(max(self._head, self.supply.next_offset))
-        self.saving.answer(p.Done(message.request, {}))
+        self.commits.answer(p.Done(message.request, {}))
 
     def skip(self, message: p.Skip) -> None:
         if self.core.skip(message.start, message.end):
             self.feed.moved()
-        self.saving.answer(p.Done(message.request, {}))
+        self.commits.answer(p.Done(message.request, {}))
 
     def skip_messages(self, message: p.SkipMessages) -> None:
         self._head = max(self._head, message.head)
@@ -732,16 +619,16 @@ class ChannelActor(Actor[ChannelStart]):
             return
         if ranges and self.core.skip_messages(ranges, rows):
             self.feed.moved()
-        self.saving.answer(answer)
+        self.commits.answer(answer)
 
     def configure(self, message: p.ConfigureChannel) -> None:
-        own = channel_settings.changed(
+        changed_settings = channel_settings.changed(
             self.settings_own, message.changes, self.given.topic_name, self.name
         )
-        self.settings_own = cast("ChannelOptions", own)
+        self.settings_own = cast("ChannelOptions", changed_settings)
         self.core.configure(channel_settings.resolve(self.settings_own))
         self.dead_letters.configured()
-        self.saving.answer(
+        self.commits.answer(
             p.ChannelConfigured(
                 message.request, cast("ChannelOptions", self.core.settings.as_dict())
             )
@@ -769,7 +656,7 @@ class ChannelActor(Actor[ChannelStart]):
         offset = min(max(message.offset, message.start), self._head)
         if not message.forward or offset > self.supply.next_offset:
             self._move(offset)
-        self.saving.answer(p.Position(message.request, self.supply.next_offset))
+        self.commits.answer(p.Position(message.request, self.supply.next_offset))
 
     def _move(self, offset: int) -> None:
         self.core.seek(offset)
@@ -791,16 +678,16 @@ class ChannelActor(Actor[ChannelStart]):
             and time.monotonic_ns() - self._stop_ns < options.DEAD_STOP_S * 1e9
         ):
             return False
-        if self.supply.dirty or self.saving.waited_for:
-            self.saving.now = True
-        if self.saving.out or self.saving.now:
+        if self.supply.dirty or self.commits.waited_for:
+            self.commits.now = True
+        if self.commits.out or self.commits.now:
             if time.monotonic_ns() - self._stop_ns < options.STOP_COMMIT_S * 1e9:
                 return False
             log.warning(
                 "%s stops without its last commit: some messages will be delivered again",
                 self.title,
             )
-        is_committed = self.saving.is_idle and not self.supply.dirty
+        is_committed = self.commits.is_idle and not self.supply.dirty
         for peer, consumer in self.core.consumers.items():
             if is_committed:
                 self.front.send(peer, p.Settled(consumer.finish_count))

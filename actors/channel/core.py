@@ -15,67 +15,38 @@ have begun since its last report.
 Suspects. The messages of a lost consumer may have ended its process. In a channel that limits
 attempts they are delivered apart: one consumer *sifts* them. It gets them when it holds nothing
 else, alone or in small groups (`Suspects`).
-
-The module also contains the measurements of a channel, the turns of its consumers, peeks, and the
-check which consumers a channel accepts.
-
-Measurements. Latency is the wall-clock time from the arrival of a message in the topic to its
-finish. The arrival is the time of its block. For a delayed message it is the time at which the
-message became due. The cost depends on the number of answers and blocks and not on the number of
-messages: all messages of one block that one answer finishes took the same time.
-
-Turns. The next delivery goes to the consumer with room that has received the fewest messages.
-Counting deliveries would be unfair: a delivery ends where its block ends. With blocks of 1,000
-messages and a ready count of 300, one consumer would get 300 messages each time and another one
-100. Taking turns by ready count would be unfair too: a slow stream would go to one consumer until
-its ready count is used up, while the others wait. Counting messages spreads a slow stream over all
-consumers. A consumer without room leaves the line, and returns with the count that the others have
-then. So a consumer without room does not collect turns. A new consumer starts at that count too.
-
-Peeks. A peek shows the position of the channel and the messages behind its cursor. Deferred
-messages are only in the state store, so each peek requests those that are due next. Changes made in
-the meantime may not be visible yet.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, NotRequired, TypedDict, cast
+from typing import Final, cast
 
 from ...transport.block.block import Block, cut, gather
 from ...transport.errors import (
-    E_BAD_ARGUMENT,
-    E_BAD_COMMAND,
     E_CLOSING,
-    E_LIMIT,
     CorruptBlock,
     Refused,
-    UsageError,
 )
-from ...transport.reports import ChannelCounters, ConsumerReport
+from ...transport.reports import ChannelCounters
 from ...transport.settings import NONE, ChannelSettings
-from ...transport.units import NS_PER_MS, NS_PER_S
-from ...transport.wire import protocol as p
+from ...transport.units import NS_PER_MS
 from ...transport.wire.protocol import (
     BACKOFF,
     DEAD,
     EXPIRED,
     REQUEUE_DELAY_MS_MAX,
     UNBEGUN,
-    Done,
-    Due,
-    Peek,
     Range,
     Run,
 )
 from ..primitives.deadlines import DeadlineHeap
-from ..primitives.latency import LatencyWindow, bin_of, merged
+from ..primitives.latency import LatencyWindow
 from ..primitives.ranges import check, ranges_of, take, total, touching, unread
-from ..primitives.rates import RECENT_NS, SAMPLE_NS, RateMeter
 from ..runtime.pulses import ChannelDetails, DeliveryPulse
 from ..settings import options
 from ..statistics.schema import COUNTERS
+from .deferred import Deferred, Row
 from .filters import ChannelFilter
 from .lease import (
     Changes,
@@ -85,165 +56,14 @@ from .lease import (
     OutgoingDelivery,
     Peer,
     Subscriber,
-    Times,
-    by_time,
     renamed,
     times_of,
 )
+from .measurements import Measurements
 from .ordered import OrderedSupply
 from .priorities import PrioritySupply
-from .redelivery import Deferred, Row
 from .supply import Picked, Supply, used
-
-
-class Measurements:
-    """The rates and latencies of one channel.
-
-    They read the channel's `counters` and never change them.
-    """
-
-    def __init__(self, counters: Mapping[str, int]) -> None:
-        self._counters = counters
-        self._meter: RateMeter | None = None
-        self._latency = LatencyWindow()
-        self._sampled_ns = 0
-
-    def finished(
-        self, consumer: Subscriber, times: Times, runs: Sequence[Run], wall_ns: int
-    ) -> None:
-        """Note that these messages of one delivery were finished just now."""
-        for time_ns, messages in by_time(times, runs).items():
-            key = bin_of(wall_ns - time_ns)
-            self._latency.add_bin(key, messages, wall_ns)
-            if consumer.latency is not None:
-                consumer.latency.add_bin(key, messages, wall_ns)
-
-    def sample(self, consumers: Iterable[Subscriber], now_ns: int, wall_ns: int) -> None:
-        """Record the counters for the rates and drop old latencies.
-
-        This is called with each pulse, from the start of the channel on.
-        """
-        if self._meter is None:
-            self._meter = RateMeter(now_ns, self._counters)
-        self._meter.note(now_ns, self._counters)
-        self._latency.expire(wall_ns)
-        if now_ns - self._sampled_ns < SAMPLE_NS:
-            return
-        self._sampled_ns = now_ns
-        for consumer in consumers:
-            consumer.meter.note(now_ns, consumer.counts())
-            if consumer.latency is not None:
-                consumer.latency.expire(wall_ns)
-
-    def rates(self, now_ns: int) -> dict[str, float]:
-        """Return the rates of the counters that grew within the last minute."""
-        return self._meter.rates(now_ns, self._counters) if self._meter is not None else {}
-
-    def rates_recent(self, now_ns: int) -> dict[str, float]:
-        """Return the rates of the counters that grew within the last ten seconds."""
-        return (
-            self._meter.rates(now_ns, self._counters, RECENT_NS) if self._meter is not None else {}
-        )
-
-    def latency(self, wall_ns: int) -> tuple[int, ...]:
-        """Return the latencies of recently finished messages, see `LatencyWindow.recent`."""
-        return self._latency.recent(wall_ns)
-
-    def details(self, consumers: Iterable[Subscriber], now_ns: int, wall_ns: int) -> ChannelDetails:
-        """Return the reports on consumers and the latencies.
-
-        They are computed only on request, because this takes some work.
-        """
-        bins = self._latency.bins(wall_ns)
-        clients: list[ConsumerReport] = [
-            {
-                **consumer.statistics(),
-                "rates": consumer.meter.rates(now_ns, consumer.counts()),
-                "e2e_processing_latency": merged([consumer.latency.bins(wall_ns)])
-                if consumer.latency is not None
-                else None,
-            }
-            for consumer in consumers
-        ]
-        return {"clients": clients, "latency_bins": bins, "e2e_processing_latency": merged([bins])}
-
-
-def has_room(consumer: Subscriber) -> bool:
-    return (
-        consumer.ready > consumer.in_flight
-        and consumer.bytes_out < options.CONSUMER_BYTES_MAX
-        and not consumer.sifts
-    )
-
-
-class Turns:
-    """The consumers in the order of their turns.
-
-    `served` is the number of messages that a consumer received. For a later consumer, it is counted
-    as if the consumer had subscribed at the beginning.
-    """
-
-    def __init__(self) -> None:
-        # A heap: served, number of the turn, consumer.
-        self._line: list[tuple[int, int, Subscriber]] = []
-        self._aside: dict[Peer, Subscriber] = {}
-        self._turn = 0
-        # The count of the consumer that was served last, before that delivery.
-        self._floor = 0
-
-    def join(self, consumer: Subscriber) -> None:
-        consumer.served = 0
-        self._aside[consumer.peer] = consumer
-        self.look(consumer)
-
-    def leave(self, consumer: Subscriber) -> None:
-        if self._aside.pop(consumer.peer, None) is None:
-            self._line = [entry for entry in self._line if entry[2] is not consumer]
-            heapq.heapify(self._line)
-
-    def look(self, consumer: Subscriber) -> None:
-        """Put the consumer in line again if it has room."""
-        if has_room(consumer) and self._aside.pop(consumer.peer, None) is not None:
-            consumer.served = max(consumer.served, self._floor)
-            self._push(consumer)
-
-    def first(self, share: int = 0) -> Subscriber | None:
-        """Return the next consumer, or None if no consumer has room.
-
-        This consumer stays first until `served` is called. With a `share`, consumers that hold
-        fewer messages than `share` come first.
-        """
-        while self._line:
-            consumer = self._line[0][2]
-            if has_room(consumer):
-                return self._below(share) or consumer
-            heapq.heappop(self._line)
-            self._aside[consumer.peer] = consumer
-        return None
-
-    def _below(self, share: int) -> Subscriber | None:
-        if not share or self._line[0][2].in_flight < share:
-            return None
-        return min(
-            (entry for entry in self._line if entry[2].in_flight < share and has_room(entry[2])),
-            default=(0, 0, None),
-        )[2]
-
-    def served(self, consumer: Subscriber, count: int) -> None:
-        """Note that the consumer received `count` messages."""
-        if self._line[0][2] is consumer:
-            heapq.heappop(self._line)
-        else:
-            self._line = [entry for entry in self._line if entry[2] is not consumer]
-            heapq.heapify(self._line)
-        self._floor = max(self._floor, consumer.served)
-        consumer.served += count
-        self._push(consumer)
-
-    def _push(self, consumer: Subscriber) -> None:
-        self._turn += 1
-        heapq.heappush(self._line, (consumer.served, self._turn, consumer))
-
+from .turns import Turns, has_room
 
 UNKNOWN_DELIVERY: Range = (-1, 0)
 RECALL_NS: Final = 100_000_000  # how long a message is held before it may be asked for
@@ -695,17 +515,17 @@ class ChannelCore:
 
         Return True if there were any.
         """
-        found = False
+        has_changed = False
         for peer in self.lost_consumers(now_ns):
-            found = self.unsubscribe(peer) or found
+            has_changed = self.unsubscribe(peer) or has_changed
         self._beats_end_ns = min(
             (consumer.lost_ns for consumer in self.consumers.values()), default=0
         )
         while (token := self._deadlines.pop_due(now_ns)) is not None:
             self._expire(token, now_ns)
-            found = True
-        self.supply.dirty = self.supply.dirty or found
-        return self.supply.scan(wall_ns, self._lease_rows) or found
+            has_changed = True
+        self.supply.dirty = self.supply.dirty or has_changed
+        return self.supply.scan(wall_ns, self._lease_rows) or has_changed
 
     def _expire(self, token: int, now_ns: int) -> None:
         lease = self._leases[token]
@@ -733,7 +553,7 @@ class ChannelCore:
         )
         if not room:
             return []
-        asked: list[tuple[Peer, int]] = []
+        counts: list[tuple[Peer, int]] = []
         for consumer in self.consumers.values():
             if room <= 0:
                 break
@@ -743,8 +563,8 @@ class ChannelCore:
                 count = min(room, -(-old // 2))
                 consumer.recalled_ns = now_ns
                 room -= count
-                asked.append((consumer.peer, count))
-        return asked
+                counts.append((consumer.peer, count))
+        return counts
 
     def look_for_idle(self, now_ns: int) -> None:
         """Plan the next look for idle consumers, if some consumer holds what it has not begun."""
@@ -821,14 +641,16 @@ class ChannelCore:
             self.begin += received
         return moved
 
-    def unfinished(self, ranges: Sequence[Range], found: Sequence[Row], head: int) -> list[Range]:
+    def unfinished(
+        self, ranges: Sequence[Range], deferred: Sequence[Row], head: int
+    ) -> list[Range]:
         """Return the parts of these ranges that the channel has not finished, and may still skip.
 
-        `found` are the deferred rows in the state store that have some of these messages. `head`
+        `deferred` are the deferred rows in the state store that have some of these messages. `head`
         is the end of the topic.
         """
         held = [run for lease in self._leases.values() for run in lease.runs]
-        rows = sorted([*held, *self.supply.unsent(), *(row[:3] for row in found)])
+        rows = sorted([*held, *self.supply.unsent(), *(row[:3] for row in deferred)])
         taken, _, others = take(rows, ranges)
         behind = ((first, count) for first, count, _ in taken)
         return ranges_of(
@@ -837,13 +659,13 @@ class ChannelCore:
             for offset in range(first, first + count)
         )
 
-    def skip_messages(self, ranges: Sequence[Range], found: Sequence[Row]) -> bool:
+    def skip_messages(self, ranges: Sequence[Range], deferred: Sequence[Row]) -> bool:
         """Finish these unfinished messages for this channel, because a user has skipped them.
 
         Consumers that hold them cannot answer them any more. Return True if the feed must now read
         from another offset.
         """
-        moved = self.supply.skip_messages(ranges, found)
+        moved = self.supply.skip_messages(ranges, deferred)
         for token, lease in list(self._leases.items()):
             runs = lease.runs
             if near := touching(ranges, runs[0][0], sum(runs[-1][:2])):
@@ -905,220 +727,5 @@ class ChannelCore:
 
     def details(self, now_ns: int, wall_ns: int) -> ChannelDetails:
         """Return the reports on consumers and the latencies."""
-        found = self.measurements.details(self.consumers.values(), now_ns, wall_ns)
-        return {**found, "blocked_by": self.supply.blockers()}
-
-
-ANY_NS = 1 << 62  # later than every due time
-
-
-class _HeldRow(TypedDict):
-    """A run of messages behind the cursor.
-
-    Runs in flight have `consumer`, `held_ms` and `left_ms`. Runs that a consumer holds without a
-    handler have `consumer` and `held_ms`. Deferred runs have `due_ns`. A message that others of its
-    key wait for is a run of its own, and has their number as `blocks`. If the run has failed,
-    `error` says why.
-    """
-
-    state: str
-    offset: int
-    count: int
-    attempts: int
-    consumer: NotRequired[str]
-    held_ms: NotRequired[int]
-    left_ms: NotRequired[int]
-    due_ns: NotRequired[int]
-    blocks: NotRequired[int]
-    error: NotRequired[str]
-
-
-class _Look(NamedTuple):
-    order: int
-    limit: int  # the most messages of each state
-    data: dict[str, object]
-    held: list[_HeldRow]
-    blocking: Mapping[int, int]
-
-
-class Peeks:
-    """Peeks in progress, by the number of their request to the state store."""
-
-    def __init__(self, channel: str) -> None:
-        self._channel = channel
-        self._looks: dict[int, _Look] = {}
-
-    def begin(
-        self, request: int, order: Peek, delivery: ChannelCore, now_ns: int, wall_ns: int
-    ) -> Due:
-        """Begin a peek and return the request to the state store.
-
-        Raises `Refused` (E_LIMIT) if too many peeks are in progress.
-        """
-        if len(self._looks) >= options.FETCHES_MAX:
-            raise Refused(
-                E_LIMIT,
-                (
-                    f"the limit of {options.FETCHES_MAX} peeks at a channel at the same time is "
-                    "reached; try again later"
-                ),
-            )
-        supply = delivery.supply
-        limit = min(max(order.limit, 1), options.PEEK_MAX)
-        numbers = delivery.statistics(supply.next_offset)
-        parked = numbers.get("parked_count", 0)
-        counts = {
-            "requeued": numbers["requeued_waiting"] - parked,
-            "parked": parked,
-            "in flight": numbers["in_flight_count"] - delivery.held_messages,
-            "held": delivery.held_messages,
-        }
-        counts |= {"deferred": numbers["deferred_count"], "dying": numbers["dying_count"]}
-        ends = {"start": order.start, "head": max(order.head, supply.next_offset)}
-        facts = {
-            "paused": delivery.paused,
-            "settings": delivery.settings.as_dict(),
-            "wall_ns": wall_ns,
-            "absent": supply.absent(),
-        }
-        data = {"next_offset": supply.next_offset, **ends, **facts, "counts": counts}
-        out = [*delivery.out(now_ns)]
-        begun: Iterator[_HeldRow] = (
-            {
-                **_held("in flight", run),
-                "consumer": whose,
-                "held_ms": held_ns // NS_PER_MS,
-                "left_ms": max(0, left_ns) // NS_PER_MS,
-            }
-            for run, whose, held_ns, left_ns in out
-            if left_ns is not None
-        )
-        waiting: Iterator[_HeldRow] = (
-            {**_held("held", run), "consumer": whose, "held_ms": held_ns // NS_PER_MS}
-            for run, whose, held_ns, left_ns in out
-            if left_ns is None
-        )
-        blocking = supply.blocking(limit)
-        held = [*_first(begun, limit, blocking), *_first(waiting, limit, blocking)]
-        for state, runs in supply.shown().items():
-            held += _first((_held(state, run) for run in runs), limit, blocking)
-        for row in held:
-            _say_error(row, supply)
-        self._looks[request] = _Look(order.request, limit, data, held, blocking)
-        # A deferred message that others wait for is shown, although it is due late.
-        return Due(request, self._channel, ANY_NS, options.PEEK_MAX if blocking else limit)
-
-    def answered(self, request: int, rows: Iterable[Row], delivery: ChannelCore) -> Done | None:
-        """Return the reply to the peek, or None if this request does not belong to one."""
-        look = self._looks.pop(request, None)
-        if look is None:
-            return None
-        found = delivery.supply.deferred.shown(rows)
-        deferred: Iterator[_HeldRow] = (
-            {**_held("deferred", row[:3]), "due_ns": row[3]} for row in found
-        )
-        shown = [*_first(deferred, look.limit, look.blocking)]
-        for row in shown:
-            _say_error(row, delivery.supply)
-        return Done(look.order, look.data | {"held": [*look.held, *shown]})
-
-    def failed(self, request: int) -> int:
-        """Return the number of the failed peek's order, or 0 if the request does not belong to a
-        peek.
-        """
-        look = self._looks.pop(request, None)
-        return 0 if look is None else look.order
-
-
-def _held(state: str, run: Run) -> _HeldRow:
-    return {"state": state, "offset": run[0], "count": run[1], "attempts": run[2]}
-
-
-def _first(rows: Iterable[_HeldRow], limit: int, blocking: Mapping[int, int]) -> Iterator[_HeldRow]:
-    """Yield the rows of the first `limit` messages, and of all that are `blocking`."""
-    if not blocking:
-        yield from _few(rows, limit)
-        return
-    ranges = ranges_of(blocking)
-    others: list[_HeldRow] = []
-    for row in rows:
-        run = (row["offset"], row["count"], 0)
-        found, left, _ = take((run,), touching(ranges, run[0], run[0] + run[1]) or [(0, 0)])
-        for first, count, _ in found:
-            for offset in range(first, first + count):
-                yield {**row, "offset": offset, "count": 1, "blocks": blocking[offset]}
-        for first, count, _ in left:
-            others.append({**row, "offset": first, "count": count})
-    yield from _few(others, limit)
-
-
-def _few(rows: Iterable[_HeldRow], limit: int) -> Iterator[_HeldRow]:
-    for row in rows:
-        yield {**row, "count": min(row["count"], limit)}
-        limit -= row["count"]
-        if limit <= 0:
-            return
-
-
-def _say_error(row: _HeldRow, supply: Supply) -> None:
-    if error := supply.failures.error_of(row["offset"], row["count"]):
-        row["error"] = error
-
-
-# Which consumers a channel accepts
-
-
-def check_ready(ready: int) -> None:
-    if not 0 <= ready <= p.READY_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"ready count must be 0 to {p.READY_MAX}, not {ready}")
-
-
-def consumer_of(
-    message: p.Sub, peer: Peer, core: ChannelCore, now_ns: int, wall_ns: int
-) -> Subscriber:
-    """Return the consumer that this request describes.
-
-    Raises `UsageError` or `Refused` if the channel does not accept it.
-    """
-    if message.version != p.PROTOCOL_VERSION:
-        text = f"the broker uses protocol version {p.PROTOCOL_VERSION}, not {message.version}; use the same version of ZSQ on both sides"
-        raise UsageError(E_BAD_COMMAND, text)
-    timeout_ms = message.message_timeout_ms or p.MESSAGE_TIMEOUT_MS
-    if not p.MESSAGE_TIMEOUT_MS_MIN <= timeout_ms <= p.MESSAGE_TIMEOUT_MS_MAX:
-        limits = f"{p.MESSAGE_TIMEOUT_MS_MIN} to {p.MESSAGE_TIMEOUT_MS_MAX} ms"
-        raise UsageError(E_BAD_ARGUMENT, f"message timeout must be {limits}, not {timeout_ms} ms")
-    check_ready(message.ready)
-    if not 0 <= message.sample_rate <= p.SAMPLE_RATE_MAX:
-        raise UsageError(
-            E_BAD_ARGUMENT,
-            f"sample rate must be 1 to {p.SAMPLE_RATE_MAX} percent, or 0 for all, not {message.sample_rate}",
-        )
-    core.end_session(message.session, message.request)
-    _check_room(peer, core, now_ns)
-    heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
-    return Subscriber(
-        peer, message.label[:128], message.ready, timeout_ms * NS_PER_MS, heartbeat_ms * NS_PER_MS, now_ns, wall_ns // NS_PER_S,
-        sample_rate=message.sample_rate, reports=message.reports, session=message.session,
-        attempt=message.request,
-    )  # fmt: skip
-
-
-def _check_room(peer: Peer, core: ChannelCore, now_ns: int) -> None:
-    """Raise `Refused` (E_LIMIT) if the channel has no room for another consumer.
-
-    Lost consumers do not count, even if no scan has found them yet.
-    """
-    consumers = core.consumers
-    limit = min(core.settings.max_consumers or options.CONSUMERS_MAX, options.CONSUMERS_MAX)
-    if peer in consumers or len(consumers) < limit:
-        return
-    for lost in core.lost_consumers(now_ns):
-        core.unsubscribe(lost)
-    if len(consumers) >= limit:
-        raise Refused(
-            E_LIMIT,
-            (
-                f"the channel has {len(consumers)} consumers; the limit is {limit}. Try again when "
-                "a consumer has left"
-            ),
-        )
+        details = self.measurements.details(self.consumers.values(), now_ns, wall_ns)
+        return {**details, "blocked_by": self.supply.blockers()}

@@ -25,7 +25,7 @@ from ...transport.wire import dead_letter
 from ...transport.wire.codec import HeaderValue
 from ..settings import options
 from ..settings.channel_settings import dead_letter_topic
-from .redelivery import Dead
+from .dying import Dead
 from .supply import Supply
 
 Post = Callable[[str, Sequence[Block]], list[PendingBlock]]
@@ -188,12 +188,14 @@ def letters(
         columns = block.key, block.tag, block.headers
         for index in range(start, stop):
             about[dead_letter.OFFSET] = first + index - start
-            key, tag, own = (None if column is None else column.value(index) for column in columns)
+            key, tag, headers = (
+                None if column is None else column.value(index) for column in columns
+            )
             row = (
                 block.body.value(index),
                 key,
                 tag,
-                dead_letter.pack_dead(own, about),
+                dead_letter.pack_dead(headers, about),
                 block.time_of(index),
             )
             row_size = sum(len(value) for value in row[:4] if value is not None)

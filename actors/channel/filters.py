@@ -114,7 +114,7 @@ class ChannelFilter:
 
 def wanted_runs(mask: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) of the wanted messages between these indexes."""
-    return (found.span() for found in _WANTED_RUNS.finditer(mask, start, stop))
+    return (match.span() for match in _WANTED_RUNS.finditer(mask, start, stop))
 
 
 def count_skipped(counters: dict[str, int], mask: bytes, start: int, stop: int) -> None:
@@ -153,8 +153,8 @@ class Gathering:
         """
         columns = (block.body, block.key, block.tag, block.headers)
         ends = [column.offsets for column in columns if column is not None]
-        for found in _WANTED_RUNS.finditer(mask, start):
-            at, stop = found.span()
+        for match in _WANTED_RUNS.finditer(mask, start):
+            at, stop = match.span()
             while at < stop:
                 count, size = self._fitting(ends, at, stop)
                 if not count:
@@ -191,8 +191,8 @@ class Gathering:
         random, share = self._random, self._share
         drawn = bytes([random() >= share for _ in range(stop - start)])
         self.left_out += drawn.count(1)
-        for found in _WANTED_RUNS.finditer(drawn):
-            first, end = found.span()
+        for match in _WANTED_RUNS.finditer(drawn):
+            first, end = match.span()
             self._put(block, start + first, start + end, _bytes(ends, start + first, start + end))
 
     def _put(self, block: Block, start: int, stop: int, size: int) -> None:

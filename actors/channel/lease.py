@@ -44,11 +44,11 @@ def by_time(times: Times, runs: Sequence[Run]) -> dict[int, int]:
     """Return how many of these messages arrived at each time."""
     if len(times.starts) == 1:
         return {times.times_ns[0]: total(runs)} if runs else {}
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for start, count, _ in runs:
         time_ns = times.times_ns[bisect_right(times.starts, start) - 1]
-        found[time_ns] = found.get(time_ns, 0) + count
-    return found
+        counts[time_ns] = counts.get(time_ns, 0) + count
+    return counts
 
 
 Peer = tuple[bytes, ...]
@@ -60,9 +60,9 @@ def renamed(counters: Mapping[str, int]) -> dict[str, int]:
 
     Version 0.1.0 stored deliveries as `message_count`, NSQ's name for incoming messages.
     """
-    found = dict(counters)
-    deliveries = found.pop("message_count", 0)
-    return {"delivery_count": deliveries, **found}
+    names = dict(counters)
+    deliveries = names.pop("message_count", 0)
+    return {"delivery_count": deliveries, **names}
 
 
 class OutgoingDelivery(NamedTuple):

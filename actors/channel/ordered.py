@@ -61,10 +61,11 @@ from ...transport.wire.protocol import Run
 from ..primitives.ranges import Range, cut_out, take, total
 from ..runtime.pulses import SupplyPulse
 from ..settings import options
-from .filling import Filling
+from .deferred import Deferred, Row
+from .delivery_builder import DeliveryBuilder
+from .dying import REJECTED
 from .filters import ChannelFilter, count_skipped, wanted_runs
 from .lease import Hole, Subscriber
-from .redelivery import REJECTED, Deferred, Row
 from .supply import Picked, Supply
 
 SLOTS: Final = 65_536
@@ -167,10 +168,10 @@ class Slots:
 
     def take_loose(self, count: int) -> int:
         """Take `count` messages of the first loose run, and return the first offset."""
-        start, whole, attempts = self.loose.popleft()
-        assert count <= whole
-        if count < whole:
-            self.loose.appendleft((start + count, whole - count, attempts))
+        start, size, attempts = self.loose.popleft()
+        assert count <= size
+        if count < size:
+            self.loose.appendleft((start + count, size - count, attempts))
         self.loose_messages -= count
         return start
 
@@ -204,14 +205,14 @@ class Slots:
 
         The cost does not grow with the length of a run of messages without a key.
         """
-        found: list[int] = []
+        heads: list[int] = []
         slot_of = self._slot_of
         for start, count, _ in runs:
             if count <= len(slot_of):
-                found += [offset for offset in range(start, start + count) if offset in slot_of]
+                heads += [offset for offset in range(start, start + count) if offset in slot_of]
             else:
-                found += [offset for offset in slot_of if start <= offset < start + count]
-        return found
+                heads += [offset for offset in slot_of if start <= offset < start + count]
+        return heads
 
     def remove(self, start: int, stop: int) -> int:
         """Remove the parked and loose messages of this range, and return how many there were."""
@@ -329,15 +330,15 @@ class Unsorted:
         They are at least `near` apart, because one read brings all blocks that are closer.
         """
         self._order()
-        found: list[int] = []
+        offsets: list[int] = []
         for start, count, _, _ in self._left:
-            at = max(start, found[-1] + near) if found else start
+            at = max(start, offsets[-1] + near) if offsets else start
             while at < start + count:
-                if len(found) >= limit:
-                    return found
-                found.append(at)
+                if len(offsets) >= limit:
+                    return offsets
+                offsets.append(at)
                 at += near
-        return found
+        return offsets
 
     def sort(self, block: Block) -> None:
         """Sort the messages of this block."""
@@ -369,9 +370,9 @@ class Unsorted:
     def done(self) -> list[Sorted]:
         """Return all sorted rows in the order of their offsets."""
         assert self.is_done()
-        found = sorted(self._found)
+        sorted_rows = sorted(self._found)
         self.__init__()  # type: ignore[misc]
-        return found
+        return sorted_rows
 
     def remove(self, start: int, stop: int) -> int:
         """Remove the rows of this range, and return how many messages there were.
@@ -424,9 +425,9 @@ def _without(rows: list[Hole], ranges: Sequence[Range]) -> list[Hole]:
     return [(*run, row[3]) for row in rows for run in cut_out((row[:3],), ranges)]
 
 
-def _cut(one: Sorted, ranges: Sequence[Range]) -> list[Sorted]:
-    left = cut_out(((one.start, one.messages, 0),), ranges)
-    return [one._replace(start=first, messages=count) for first, count, _ in left]
+def _cut(row: Sorted, ranges: Sequence[Range]) -> list[Sorted]:
+    left = cut_out(((row.start, row.messages, 0),), ranges)
+    return [row._replace(start=first, messages=count) for first, count, _ in left]
 
 
 class OrderedSupply(Supply):
@@ -462,27 +463,27 @@ class OrderedSupply(Supply):
         if not self._unsorted.is_done():
             self.wanted.update(self._unsorted.wanted(options.FETCHES_MAX, self._near))
             return False
-        for one in self._unsorted.done():
-            self._place(one)
+        for row in self._unsorted.done():
+            self._place(row)
         return True
 
-    def _place(self, one: Sorted) -> None:
+    def _place(self, row: Sorted) -> None:
         """Put a sorted row in its place.
 
         The rows come in the order of their offsets, so the head of a slot comes first.
         """
-        run = (one.start, one.messages, one.attempts)
-        if one.slot == LOOSE:
-            if not one.due_ns and one.attempts:
+        run = (row.start, row.messages, row.attempts)
+        if row.slot == LOOSE:
+            if not row.due_ns and row.attempts:
                 super()._recover(run, 0)
-            elif not one.due_ns:
-                self._slots.loosen(one.start, one.messages)
-        elif one.due_ns:
-            self._slots.hold(one.start, one.slot)  # the state store returns the row when it is due
-        elif one.attempts and self._slots.hold(one.start, one.slot):
+            elif not row.due_ns:
+                self._slots.loosen(row.start, row.messages)
+        elif row.due_ns:
+            self._slots.hold(row.start, row.slot)  # the state store returns the row when it is due
+        elif row.attempts and self._slots.hold(row.start, row.slot):
             super()._recover(run, 0)
         else:
-            self._slots.park(one.start, one.slot, one.attempts)
+            self._slots.park(row.start, row.slot, row.attempts)
 
     # Blocks
 
@@ -505,7 +506,9 @@ class OrderedSupply(Supply):
             *(death.run for death in self.dying.waiting),
         ]
         super().lost(start, stop)
-        self._over(run for found in given_up for run in take([found], [(start, stop - start)])[0])
+        self._over(
+            run for death_run in given_up for run in take([death_run], [(start, stop - start)])[0]
+        )
         self.counters["lost_count"] += self._slots.remove(start, stop) + self._unsorted.remove(
             start, stop
         )
@@ -608,11 +611,11 @@ class OrderedSupply(Supply):
 
         A run of at least ORDERED_ALONE messages without a key is sent as a separate delivery.
         """
-        filling = Filling(room, options.ORDERED_ALONE)
+        builder = DeliveryBuilder(room, options.ORDERED_ALONE)
         aside: list[tuple[int, int]] = []  # free messages whose blocks are not in memory
         slots = self._slots
         loose_here = True
-        while filling.has_room() and len(aside) < options.ORDERED_MISSED_MAX and self.looks > 0:
+        while builder.has_room() and len(aside) < options.ORDERED_MISSED_MAX and self.looks > 0:
             loose = slots.loose[0][0] if slots.loose and loose_here else -1
             offset = slots.next_free()
             keyed = offset >= 0 and not 0 <= loose < offset
@@ -621,7 +624,7 @@ class OrderedSupply(Supply):
             )
             if offset < 0:
                 break
-            block = filling.block_of(offset) or self._find(offset)
+            block = builder.block_of(offset) or self._find(offset)
             if block is None:
                 self._want(offset)
                 if keyed:
@@ -634,16 +637,16 @@ class OrderedSupply(Supply):
                 self._pass(offset, count, keyed)
                 self.counters["expired_count"] += count
                 continue
-            count = filling.fitting(block, at, count, sampled=consumer.sample_rate > 0)
+            count = builder.count_that_fits(block, at, count, sampled=consumer.sample_rate > 0)
             if not count:
                 break
-            self._give(filling, consumer, block, at, count, keyed)
+            self._give(builder, consumer, block, at, count, keyed)
         slots.put_back(aside)
-        return filling.picked()
+        return builder.picked()
 
     def _give(
         self,
-        filling: Filling,
+        builder: DeliveryBuilder,
         consumer: Subscriber,
         block: Block,
         at: int,
@@ -654,7 +657,7 @@ class OrderedSupply(Supply):
         offset = block.first_offset + at
         if consumer.sample_rate:
             taken = self.choice.in_sample(consumer.sample_rate)
-            filling.offered += 1
+            builder.offered += 1
             if not taken:
                 self._pass(offset, 1, keyed)
                 self.counters["sampled_count"] += 1
@@ -669,7 +672,7 @@ class OrderedSupply(Supply):
             self._out.add(offset)
         else:
             self._slots.take_loose(count)
-        filling.add(block, at, at + count)
+        builder.add(block, at, at + count)
 
     def _pass(self, offset: int, count: int, keyed: bool) -> None:
         """Finish these messages for this channel without a delivery."""
@@ -720,8 +723,8 @@ class OrderedSupply(Supply):
         self._out.difference_update(self._slots.heads_in(runs))
         super().reject(runs, cause)
 
-    def skip_messages(self, ranges: Sequence[Range], found: Sequence[Row]) -> bool:
-        moved = super().skip_messages(ranges, found)
+    def skip_messages(self, ranges: Sequence[Range], deferred: Sequence[Row]) -> bool:
+        moved = super().skip_messages(ranges, deferred)
         self._slots.cut_out(ranges)
         self._unsorted.cut_out(ranges)
         return moved
@@ -783,26 +786,26 @@ class OrderedSupply(Supply):
         return tuple(rows[: options.BLOCKERS_SHOWN])
 
     def _failed_heads(self) -> dict[int, BlockerRow]:
-        found: dict[int, BlockerRow] = {}
+        failed: dict[int, BlockerRow] = {}
         for run, error in self.failures.newest():
             for offset in self._slots.heads_in((run,)):
-                if offset not in found and (waiting := self._slots.waiting_behind(offset)):
-                    found[offset] = {
+                if offset not in failed and (waiting := self._slots.waiting_behind(offset)):
+                    failed[offset] = {
                         "offset": offset,
                         "waiting": waiting,
                         "attempts": run[2],
                         "error": error,
                     }
-        return found
+        return failed
 
     def statistics(self, head: int) -> SupplyPulse:
         """Return the report.
 
         Parked messages count like requeued ones: they are behind the cursor.
         """
-        found = super().statistics(head)
+        pulse = super().statistics(head)
         parked = self._slots.waiting + self._unsorted.messages()
-        found["depth"] += parked
-        found["requeued_waiting"] += parked
-        found["parked_count"] = parked
-        return found
+        pulse["depth"] += parked
+        pulse["requeued_waiting"] += parked
+        pulse["parked_count"] = parked
+        return pulse

@@ -58,10 +58,10 @@ from ...transport.wire.protocol import Run
 from ..primitives.ranges import Range, cut_out, take, total
 from ..runtime.pulses import SupplyPulse
 from ..settings import options
-from .filling import Filling
+from .deferred import Deferred, Row
+from .delivery_builder import DeliveryBuilder
 from .filters import ChannelFilter, count_skipped, wanted_runs
 from .lease import Hole, Subscriber
-from .redelivery import Deferred, Row
 from .supply import Picked, Supply
 
 PRIORITY_HEADER: Final = "zsq-priority"
@@ -91,14 +91,14 @@ def levels_of(block: Block, levels: int) -> bytes | None:
     column = block.headers
     if column is None or _NAME not in bytes(column.data):
         return None
-    found = bytearray(block.count)
+    by_index = bytearray(block.count)
     for index, packed in enumerate(column.values()):
         if packed and _NAME in packed:
             try:
-                found[index] = level_of(unpack_headers(packed).get(PRIORITY_HEADER), levels)
+                by_index[index] = level_of(unpack_headers(packed).get(PRIORITY_HEADER), levels)
             except UsageError:  # invalid headers have no priority
                 continue
-    return bytes(found) if any(found) else None
+    return bytes(by_index) if any(by_index) else None
 
 
 class Level:
@@ -125,9 +125,9 @@ class Level:
 
     def take(self, count: int) -> None:
         """Remove the first messages, all from the first run."""
-        start, whole, _ = self.runs.popleft()
-        if count < whole:
-            self.runs.appendleft((start + count, whole - count, 0))
+        start, size, _ = self.runs.popleft()
+        if count < size:
+            self.runs.appendleft((start + count, size - count, 0))
         self.messages -= count
 
     def remove(self, start: int, stop: int) -> int:
@@ -395,23 +395,25 @@ class PrioritySupply(Supply):
         turn.
         """
         for level in self._levels.turns():
-            filling = Filling(room, options.PRIORITY_ALONE)
+            builder = DeliveryBuilder(room, options.PRIORITY_ALONE)
             before = level.messages
-            self._fill(filling, level, consumer, wall_ns)
-            picked = filling.picked()
+            self._fill(builder, level, consumer, wall_ns)
+            picked = builder.picked()
             if picked is not None:
                 self._levels.served(level, before - level.messages)
                 self._read_ahead(level)
                 return picked
         return None
 
-    def _fill(self, filling: Filling, level: Level, consumer: Subscriber, wall_ns: int) -> None:
+    def _fill(
+        self, builder: DeliveryBuilder, level: Level, consumer: Subscriber, wall_ns: int
+    ) -> None:
         end = self._unsorted[0][0] if self._unsorted else self.next_offset
-        while level.runs and filling.has_room() and self.looks > 0:
+        while level.runs and builder.has_room() and self.looks > 0:
             offset, count, _ = level.runs[0]
             if offset >= end:
                 return
-            block = filling.block_of(offset) or self._find(offset)
+            block = builder.block_of(offset) or self._find(offset)
             if block is None:
                 level.ahead = 0
                 self._read_ahead(level)
@@ -422,20 +424,20 @@ class PrioritySupply(Supply):
                 self._pass(level, count)
                 self.counters["expired_count"] += count
                 continue
-            count = filling.fitting(block, at, count, sampled=consumer.sample_rate > 0)
+            count = builder.count_that_fits(block, at, count, sampled=consumer.sample_rate > 0)
             if not count:
                 return
-            if self._is_left_out(filling, consumer):
+            if self._is_left_out(builder, consumer):
                 self._pass(level, count)
                 continue
             level.take(count)
-            filling.add(block, at, at + count)
+            builder.add(block, at, at + count)
 
-    def _is_left_out(self, filling: Filling, consumer: Subscriber) -> bool:
+    def _is_left_out(self, builder: DeliveryBuilder, consumer: Subscriber) -> bool:
         """Return True if the next message is not in this consumer's sample."""
         if not consumer.sample_rate:
             return False
-        filling.offered += 1
+        builder.offered += 1
         if self.choice.in_sample(consumer.sample_rate):
             return False
         self.counters["sampled_count"] += 1
@@ -473,8 +475,8 @@ class PrioritySupply(Supply):
         ):
             self.wanted.add(offset)
 
-    def skip_messages(self, ranges: Sequence[Range], found: Sequence[Row]) -> bool:
-        moved = super().skip_messages(ranges, found)
+    def skip_messages(self, ranges: Sequence[Range], deferred: Sequence[Row]) -> bool:
+        moved = super().skip_messages(ranges, deferred)
         self._levels.cut_out(ranges)
         self._unsorted = cut_out(self._unsorted, ranges)
         return moved
@@ -504,9 +506,9 @@ class PrioritySupply(Supply):
 
         Parked messages count like requeued ones: they are behind the cursor.
         """
-        found = super().statistics(head)
+        pulse = super().statistics(head)
         parked = self._levels.messages + total(self._unsorted)
-        found["depth"] += parked
-        found["requeued_waiting"] += parked
-        found["parked_count"] = parked
-        return found
+        pulse["depth"] += parked
+        pulse["requeued_waiting"] += parked
+        pulse["parked_count"] = parked
+        return pulse

@@ -13,7 +13,7 @@ from ...transport.errors import E_LIMIT, Refused
 from ...transport.wire.protocol import SkipMessages
 from ..primitives.ranges import ranges_of
 from ..settings import options
-from .redelivery import Deferred
+from .deferred import Deferred
 
 
 class Skips:

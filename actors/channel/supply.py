@@ -49,20 +49,13 @@ from ..primitives.ranges import (
 )
 from ..runtime.pulses import SupplyPulse
 from ..settings import options
+from .block_shelf import BlockShelf
+from .deferred import Deferred, Row
+from .dying import Dead, Dying
 from .failures import Failures
 from .filters import SKIPPED, ChannelFilter, Gathering, count_skipped
 from .lease import Changes, Hole, Subscriber
-from .redelivery import (
-    BlockShelf,
-    Dead,
-    Deferred,
-    Dying,
-    Part,
-    Redelivery,
-    Row,
-    Suspects,
-    collect,
-)
+from .redelivery import Part, Redelivery, Suspects, collect
 
 
 class SavedRows:
@@ -308,10 +301,10 @@ class Supply:
         absent = ((start, stop - start) for start, stop in self.absent())
         return without(((start, stop - start) for start, stop in spans if start < stop), absent)
 
-    def skip_messages(self, ranges: Sequence[Range], found: Sequence[Row]) -> bool:
+    def skip_messages(self, ranges: Sequence[Range], deferred: Sequence[Row]) -> bool:
         """Never deliver these messages, because a user has skipped them.
 
-        The ranges are ascending and disjoint, and have no dead letters on their way. `found` are
+        The ranges are ascending and disjoint, and have no dead letters on their way. `deferred` are
         the deferred rows in the state store that have some of the messages. Return True if the
         feed must now read from another offset. Raises `Refused` as `_skip_ahead` does.
         """
@@ -319,8 +312,8 @@ class Supply:
         for waiting in (self.again, self.apart):
             waiting.keep(lambda runs: cut_out(runs, ranges))
         self.dying.cut_out(ranges)
-        self._saved.came(found)
-        self.deferred.cut_out(found, ranges)
+        self._saved.came(deferred)
+        self.deferred.cut_out(deferred, ranges)
         self.done([(first, count, 0) for first, count in ranges])
         return moved
 
@@ -496,11 +489,11 @@ class Supply:
 
     def _expire(self, wall_ns: int, block: Block, run: Run) -> bool:
         """Finish this run if it is too old now. Return True if it was."""
-        found = self.choice.is_too_old(block, wall_ns)
-        if found:
+        is_expired = self.choice.is_too_old(block, wall_ns)
+        if is_expired:
             self.counters["expired_count"] += run[1]
             self.done((run,))
-        return found
+        return is_expired
 
     def _has_new(self, rows_out: int) -> bool:
         return bool(self._window) and self._may_give_new(rows_out)
@@ -519,13 +512,13 @@ class Supply:
             block = self._window[0]
             # Skip a gap, if there is one.
             self.next_offset = max(self.next_offset, block.first_offset)
-            whole = (
+            fits = (
                 room >= block.count
                 and self.next_offset == block.first_offset
                 and not consumer.sample_rate
             )
             takes_all = self.choice.takes_all(block) and not self._emptied_in(block)
-            if not (whole and takes_all) and not self._is_sound(block):
+            if not (fits and takes_all) and not self._is_sound(block):
                 break
             mask = self._mask(block, wall_ns)
             if mask is None and not consumer.sample_rate:

@@ -242,7 +242,7 @@ class ScanOrders:
 
     def reports(self, now_ns: int) -> list[tuple[Who, list[Result]]]:
         """Return the reports to send now."""
-        found, self._after_all = self._after_all, []
+        to_send, self._after_all = self._after_all, []
         for who, order in list(self._orders.items()):
             if now_ns > order.deadline_ns:
                 self._give_up(order)
@@ -253,11 +253,11 @@ class ScanOrders:
                     (self._scans[number].key, LATE, 0) for number in sorted(order.waiting)
                 ]
             if soon or (order.reported and order.results):
-                found.append((who, order.results))
+                to_send.append((who, order.results))
                 order.results = []
             if order.reported and not order.waiting:
                 del self._orders[who]
-        return found
+        return to_send
 
     def _give_up(self, order: _RequestState) -> None:
         for number in sorted(order.waiting):

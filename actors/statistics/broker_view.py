@@ -101,8 +101,8 @@ def topic_pulse(group: TopicView) -> TopicPulse:
 
 def storage_pulse(group: TopicView) -> StoragePulse:
     """Return the storage's part of the topic's last pulse."""
-    found: Mapping[str, object] = topic_pulse(group).get("storage", _NOT_REPORTED)
-    return cast("StoragePulse", found)
+    pulse: Mapping[str, object] = topic_pulse(group).get("storage", _NOT_REPORTED)
+    return cast("StoragePulse", pulse)
 
 
 def is_known(group: TopicView, channel: str) -> bool:

@@ -72,7 +72,7 @@ def channel_rows(
 def _row(
     name: str,
     stats: ChannelPulse,
-    asked: Mapping[str, object],
+    details: Mapping[str, object],
     waits: int,
     end: int,
     coming: float,
@@ -83,9 +83,9 @@ def _row(
     `coming` is the rate of messages a second into the topic over the last minute, `recent` over
     the last ten seconds.
     """
-    found = {**NOT_REPORTED, "channel_name": name, **stats, **asked}
+    known = {**NOT_REPORTED, "channel_name": name, **stats, **details}
     row = cast(
-        "ChannelStats", {name: value for name, value in found.items() if name not in _NOT_SHOWN}
+        "ChannelStats", {name: value for name, value in known.items() if name not in _NOT_SHOWN}
     )
     # The channel may not know of the newest messages; the topic knows the end.
     if "next_offset" in stats:
@@ -101,11 +101,11 @@ def _row(
 
 def said_of(stats: ChannelPulse) -> str:
     """Return the text of a channel's pulse that belongs in the channel's health, or ""."""
-    found = [
+    texts = [
         DEFERRED_FULL if stats.get("deferred_full") else "",
         stats.get("dead_letter_alarm", ""),
     ]
-    return "; ".join(filter(None, found))
+    return "; ".join(filter(None, texts))
 
 
 def held(stats: ChannelPulse) -> int:

@@ -169,43 +169,45 @@ class Report(TypedDict):
 # Answers of brokers
 
 
-def seen_in_overview(found: OverviewAnswer) -> Seen:
+def seen_in_overview(overview: OverviewAnswer) -> Seen:
     """Return what a whole overview with `processes` says."""
-    of_topics, of_channels = found.get("topic_fields", ()), found.get("channel_fields", ())
+    of_topics, of_channels = overview.get("topic_fields", ()), overview.get("channel_fields", ())
     parts = {}
-    for name, (raw, channels) in found["topics"].items():
+    for name, (raw, channels) in overview["topics"].items():
         if part_of(name) is None:
             continue
         row = dict(zip(of_topics, raw, strict=True))
         depths = {}
         for channel, values in channels.items():
-            one = dict(zip(of_channels, values, strict=True))
-            depths[channel] = int(one["depth"] + one["in_flight"] + one["deferred"])
+            figures = dict(zip(of_channels, values, strict=True))
+            depths[channel] = int(figures["depth"] + figures["in_flight"] + figures["deferred"])
         parts[name] = PartSeen(
             str(row["state"]), str(row["health"]), str(row["closed"]), int(row["start"]),
             int(row["head"]), int(row["kept"]), int(row["backlog"]), None, depths,
         )  # fmt: skip
-    broker = found["broker"]
-    bucket: Mapping[str, Any] = {**found.get("bucket", {})}
+    broker = overview["broker"]
+    bucket: Mapping[str, Any] = {**overview.get("bucket", {})}
     return Seen(broker["uuid"], broker["health"], bucket, parts)
 
 
-def seen_in_stats(found: BrokerStats) -> Seen:
+def seen_in_stats(stats: BrokerStats) -> Seen:
     parts = {}
-    for row in found["topics"]:
+    for row in stats["topics"]:
         if part_of(row["topic_name"]) is None:
             continue
         depths = {
-            one["channel_name"]: one["depth"] + one["in_flight_count"] + one["deferred_count"]
-            for one in row["channels"]
+            channel["channel_name"]: channel["depth"]
+            + channel["in_flight_count"]
+            + channel["deferred_count"]
+            for channel in row["channels"]
         }
         backlog = max(depths.values(), default=row["depth"])
         parts[row["topic_name"]] = PartSeen(
             "asleep" if row["asleep"] else "up", row["health"], row["closed"], row["start"],
             row["head"], row["kept_count"], backlog, row["ship_lag_s"], depths,
         )  # fmt: skip
-    bucket: Mapping[str, Any] = {**found.get("bucket", {})}
-    return Seen(found["uuid"], found["health"], bucket, parts)
+    bucket: Mapping[str, Any] = {**stats.get("bucket", {})}
+    return Seen(stats["uuid"], stats["health"], bucket, parts)
 
 
 def alone(seen: Seen) -> ClusterAnswer:
@@ -225,24 +227,24 @@ def alone(seen: Seen) -> ClusterAnswer:
 
 
 def merge(
-    told: ClusterAnswer, answers: Mapping[int, Sequence[Answer]], is_cluster: bool = True
+    directory: ClusterAnswer, answers: Mapping[int, Sequence[Answer]], is_cluster: bool = True
 ) -> Report:
     """Return the report. `answers` are by the numbers of the brokers in the directory."""
     counts: dict[int, int] = {}
-    for topic in told["topics"]:
+    for topic in directory["topics"]:
         for number in topic["parts"]:
             counts[number] = counts.get(number, 0) + 1
     rows, seen = [], {}
-    for broker in told["brokers"]:
+    for broker in directory["brokers"]:
         number = broker["number"]
         row, seen[number] = broker_row(broker, answers.get(number, ()), counts.get(number, 0))
         rows.append(row)
     return {
         "is_cluster": is_cluster,
         "brokers": rows,
-        "topics": [topic_row(topic, seen) for topic in told["topics"]],
-        "directory": told["directory"],
-        "trouble": told["trouble"],
+        "topics": [topic_row(topic, seen) for topic in directory["topics"]],
+        "directory": directory["directory"],
+        "trouble": directory["trouble"],
     }
 
 

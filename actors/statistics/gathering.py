@@ -27,12 +27,12 @@ Then = Callable[[bool, Details], None]
 _Scope = tuple[bool, frozenset[int]]  # (True for details, the children's keys)
 
 
-def patience_s(asked: int) -> float:
-    """Return how long to wait for `asked` answers.
+def patience_s(child_count: int) -> float:
+    """Return how long to wait for `child_count` answers.
 
     Each answer costs processor time, and there are fewer processors than processes.
     """
-    return min(options.REPORT_S + options.REPORT_EACH_S * asked, options.REPORT_S_MAX)
+    return min(options.REPORT_S + options.REPORT_EACH_S * child_count, options.REPORT_S_MAX)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,32 +98,32 @@ class Gatherings:
         deadline_ns = time.monotonic_ns() + int(patience * NS_PER_S)
         self._add(_Open({child.spec.key}, [lambda complete, details: then(complete)], deadline_ns))
 
-    def _add(self, one: _Open) -> None:
+    def _add(self, gathering: _Open) -> None:
         request = self._request
-        self._open[request] = one
-        for key in one.waiting:
+        self._open[request] = gathering
+        for key in gathering.waiting:
             self._of_child.setdefault(key, set()).add(request)
-        if not one.waiting:
+        if not gathering.waiting:
             self._close(request, complete=True)
 
     def reported(self, request: int, key: int, details: Mapping[str, object]) -> None:
         """Take a pulse that was requested."""
-        one = self._open.get(request)
-        if one is None or key not in one.waiting:
+        gathering = self._open.get(request)
+        if gathering is None or key not in gathering.waiting:
             return
-        one.waiting.discard(key)
+        gathering.waiting.discard(key)
         self._of_child[key].discard(request)
         if details:
-            one.details[key] = details
-        if not one.waiting:
+            gathering.details[key] = details
+        if not gathering.waiting:
             self._close(request, complete=True)
 
     def ended(self, key: int) -> None:
         """Stop waiting for a process that ended."""
         for request in self._of_child.pop(key, ()):
-            one = self._open[request]
-            one.waiting.discard(key)
-            if not one.waiting:
+            gathering = self._open[request]
+            gathering.waiting.discard(key)
+            if not gathering.waiting:
                 self._complete.append(request)
 
     def tick(self, now_ns: int) -> None:
@@ -131,7 +131,9 @@ class Gatherings:
         complete, self._complete = self._complete, []
         for request in complete:
             self._close(request, complete=True)
-        for request in [request for request, one in self._open.items() if now_ns > one.deadline_ns]:
+        for request in [
+            request for request, gathering in self._open.items() if now_ns > gathering.deadline_ns
+        ]:
             self._close(request, complete=False)
 
     def stop(self) -> None:
@@ -144,17 +146,17 @@ class Gatherings:
                 then(False, {})
 
     def _close(self, request: int, complete: bool) -> None:
-        one = self._open.pop(request, None)
-        if one is None:
+        gathering = self._open.pop(request, None)
+        if gathering is None:
             return
-        for key in one.waiting:
+        for key in gathering.waiting:
             self._of_child[key].discard(request)
         following: list[Then] = []
-        if one.scope is not None:
-            del self._by_scope[one.scope]
-            following = self._next.pop(one.scope, [])
+        if gathering.scope is not None:
+            del self._by_scope[gathering.scope]
+            following = self._next.pop(gathering.scope, [])
             self._waiting -= len(following)
-        if one.scope is not None and following:
-            self._begin(one.scope, following)
-        for then in one.then:
-            then(complete, one.details)
+        if gathering.scope is not None and following:
+            self._begin(gathering.scope, following)
+        for then in gathering.then:
+            then(complete, gathering.details)

@@ -152,8 +152,8 @@ class HistoryFile:
         means = [*(CHANNEL_FIGURES if track[1] else TOPIC_FIGURES).values(), False][:FIGURES]
         if rows:
             values = [
-                combined(one, mean)
-                for one, mean in zip(zip(*rows, strict=True), means, strict=True)
+                combined(column, mean)
+                for column, mean in zip(zip(*rows, strict=True), means, strict=True)
             ]
             self._write(slot, HOURS, hour, values)
 
@@ -166,11 +166,11 @@ class HistoryFile:
         begin = first % ring.rows if first % ring.rows + count <= ring.rows else 0
         size = count if begin else ring.rows
         data = self._files.pread(self._fd, size * _ROW.size, _place(slot, ring, begin))
-        found = []
+        rows_read = []
         for at in range(first, first + count):
             time, *values = _ROW.unpack_from(data, (at % ring.rows - begin) * _ROW.size)
-            found.append(tuple(values) if time == at else ())
-        return found
+            rows_read.append(tuple(values) if time == at else ())
+        return rows_read
 
     def series(
         self, track: Track, span: str, now_s: int, points: int
@@ -188,33 +188,33 @@ class HistoryFile:
                 rows = self._read(slot, ring, now_s // ring.step_s - ring.rows, ring.rows)
             except OSError as error:
                 self._give_up(error)
-        found = {}
+        points_of = {}
         for number, (name, mean) in enumerate(names.items()):
             values = [row[number] if row else NAN for row in rows]
             begin = len(values) % each
             groups = [values[at : at + each] for at in range(begin, len(values), each)]
-            found[name] = [combined(group, mean) for group in groups]
-        return ring.step_s * each, found
+            points_of[name] = [combined(group, mean) for group in groups]
+        return ring.step_s * each, points_of
 
 
 def history_rows(
     topics: Mapping[str, tuple[Sequence[Any], Mapping[str, Sequence[Any]]]],
 ) -> dict[Track, tuple[float, ...]]:
     """Return the figures of all topics and channels, from the rows of the overview."""
-    found: dict[Track, tuple[float, ...]] = {}
+    rows: dict[Track, tuple[float, ...]] = {}
     for topic, (row, channels) in topics.items():
         out = 0.0
         for channel, values in channels.items():
-            one = dict(zip(CHANNEL_FIELDS, values, strict=True))
-            out += one["out_rate"]
-            found[topic, channel] = (
-                one["depth"], one["in_flight"], one["out_rate"], _ms(one["p50_ns"]), _ms(one["p99_ns"]),
+            figures = dict(zip(CHANNEL_FIELDS, values, strict=True))
+            out += figures["out_rate"]
+            rows[topic, channel] = (
+                figures["depth"], figures["in_flight"], figures["out_rate"], _ms(figures["p50_ns"]), _ms(figures["p99_ns"]),
             )  # fmt: skip
         of_topic = dict(zip(TOPIC_FIELDS, row, strict=True))
-        found[topic, ""] = (
+        rows[topic, ""] = (
             of_topic["in_rate"], of_topic["in_bytes_rate"], out, of_topic["backlog"],
         )  # fmt: skip
-    return found
+    return rows
 
 
 def _ms(ns: int) -> float:

@@ -92,35 +92,35 @@ class Overview:
         topics: dict[str, tuple[Row, dict[str, Row]]] = {}
         for name, known in self._topics.items():
             channels = {
-                channel: one.row
-                for channel, one in self._channels[name].items()
-                if whole or one.version > since
+                channel: known_channel.row
+                for channel, known_channel in self._channels[name].items()
+                if whole or known_channel.version > since
             }
             if whole or channels or known.version > since:
                 topics[name] = (known.row if whole or known.version > since else (), channels)
-        found: answers.OverviewAnswer = {
+        overview: answers.OverviewAnswer = {
             "version": self._version,
             "whole": whole,
             "topics": topics,
             "broker": self._broker(),
         }
         if whole:
-            found["topic_fields"], found["channel_fields"] = TOPIC_FIELDS, CHANNEL_FIELDS
+            overview["topic_fields"], overview["channel_fields"] = TOPIC_FIELDS, CHANNEL_FIELDS
         if request.processes:
             # The rows have no memory sizes. To read the sizes of a thousand processes would take as
             # long as everything else here.
-            found["processes"] = [
+            overview["processes"] = [
                 {"state": "up", **row} for row in process_rows(self._view, memory=False)
             ]
-            found.update(cast("Any", self._sections()))
+            overview.update(cast("Any", self._sections()))
         if request.alarms:
             alarms = self._view.alarms
-            found["alarms"] = {
+            overview["alarms"] = {
                 "now": alarms.rows(),
                 "recent": alarms.recent(),
                 "receivers": alarms.receivers(),
             }
-        return found
+        return overview
 
     def _sections(self) -> dict[str, Mapping[str, Any]]:
         """Return the rows of the sections that the overview has."""
@@ -132,7 +132,13 @@ class Overview:
         """Return all rows."""
         self._refresh(time.monotonic_ns())
         return {
-            name: (known.row, {channel: one.row for channel, one in self._channels[name].items()})
+            name: (
+                known.row,
+                {
+                    channel: known_channel.row
+                    for channel, known_channel in self._channels[name].items()
+                },
+            )
             for name, known in self._topics.items()
         }
 
@@ -231,8 +237,8 @@ def _is_clustered(view: BrokerView) -> bool:
     )
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other or (type(one) is not dict and one == other)
+def _is(value: object, other: object) -> bool:
+    return value is other or (type(value) is not dict and value == other)
 
 
 _NOTHING: Final[Mapping[str, Any]] = {}

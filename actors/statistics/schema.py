@@ -25,6 +25,7 @@ _DELAYED: Final = "storage/delayed.py"
 _BOOK: Final = "schedules/book.py"
 _ROW: Final = "statistics/channel_rows.py"
 _CORE: Final = "channel/core.py"
+_MEASURED: Final = "channel/measurements.py"
 _SUPPLY: Final = "channel/supply.py"
 _OVERVIEW: Final = "statistics/overview.py"
 NSQ_CLIENT: Final = "gateways/nsq/connection.py"
@@ -180,7 +181,7 @@ _CHANNEL: Final = (
        " ones too) is in the topic; 0: there is none; `null`: not known yet. It follows finishes within two seconds. The overview has the"
        " time at which it was stored"),
     _S("channel", "client_count", "consumers", _CORE, "consumers connected", metric="zsq_channel_clients", view="consumers", nsq=9),
-    _S("channel", "clients", "rows", _CORE, "its consumers", nsq=10, default=[]),
+    _S("channel", "clients", "rows", _MEASURED, "its consumers", nsq=10, default=[]),
     _S("channel", "paused", "flag", _CORE, "1: paused", metric="zsq_channel_paused", view="paused", nsq=11, default=False),
     _S("channel", "message_count", "messages", _ROW, "messages that came to the channel", metric="zsq_channel_messages_total",
        view="came", nsq=6, title="came", note="what came to the channel since it was made; what it goes back to by `seek` comes once more"),
@@ -217,7 +218,7 @@ _CHANNEL: Final = (
     _S("channel", "drain_s", "s", _ROW, "time until the backlog is finished", view="drain_s", default=0.0,
        note="until `depth` and `in_flight_count` are finished, if the rates of the last ten seconds go on; 0: nothing waits; `null`:"
        " it does not get less"),
-    _S("channel", LATENCY, "ns", _CORE, "from storing to finishing, of the messages finished in the last ten minutes", nsq=12,
+    _S("channel", LATENCY, "ns", _MEASURED, "from storing to finishing, of the messages finished in the last ten minutes", nsq=12,
        metric="zsq_channel_processing_latency_seconds", more_labels=("quantile",), default=_NO_LATENCY,
        note="`count` and `percentiles` (`quantile` 0.5, 0.9, 0.95, 0.99, 1.0; `value` in ns, within 1%) of what was finished in the last"
        " ten minutes: from the moment a message came into the topic to its finish. A delayed message comes when it is due"),
@@ -249,8 +250,8 @@ _CONSUMER: Final = (
     _S("consumer", "timeout_count", "deliveries", "channel/lease.py", "deliveries that it did not finish in time", view="timed_out",
        title="timed out"),
     _S("consumer", "sampled_count", "messages", "channel/lease.py", "messages left out of its sample"),
-    _S("consumer", "rates", "a second", _CORE, "growth of each counter over the last minute", default={}),
-    _S("consumer", LATENCY, "ns", _CORE, "latency of the messages that it finished; `null` beyond the first 200 consumers of a channel",
+    _S("consumer", "rates", "a second", _MEASURED, "growth of each counter over the last minute", default={}),
+    _S("consumer", LATENCY, "ns", _MEASURED, "latency of the messages that it finished; `null` beyond the first 200 consumers of a channel",
        default=None),
     _S("consumer", "connect_ts", "s", "channel/lease.py", "when it connected, since 1970", nsq=11),
     _S("consumer", "sample_rate", "percent", "channel/lease.py", "share of the messages that it takes; 0: all", nsq=12,

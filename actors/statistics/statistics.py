@@ -73,10 +73,13 @@ def add_clients(
     for topic in topics if known else ():
         names = dict.fromkeys([topic["topic_name"], base_of(topic["topic_name"])])
         for channel in topic["channels"]:
-            here = channel["channel_name"]
+            channel_name = channel["channel_name"]
             channel["clients"] = tuple(
-                _merged(one, [known.get((name, here, one["client_id"])) for name in names])
-                for one in channel["clients"]
+                _merged(
+                    consumer,
+                    [known.get((name, channel_name, consumer["client_id"])) for name in names],
+                )
+                for consumer in channel["clients"]
             )
     apart = {"topic", "channel", "label"}
     return [
@@ -87,7 +90,7 @@ def add_clients(
 
 
 def _merged(client: ConsumerStats, rows: Sequence[Mapping[str, object] | None]) -> ConsumerStats:
-    row = next((one for one in rows if one is not None), None)
+    row = next((report for report in rows if report is not None), None)
     return (
         cast("ConsumerStats", {**client, **{name: row[name] for name in OF_GATEWAY}})
         if row is not None
@@ -108,9 +111,9 @@ def unfinished(group: TopicView, channel: str = "", end: int = 0) -> int | None:
     `end` is the end of a sealed topic's log. Pulses do not count messages that wait for their sync,
     but they are below this end, and they count here.
     """
-    asked = [name for name in group.channels if not channel or name == channel]
-    known = [channel_pulse(group, name) for name in asked if is_known(group, name)]
-    if len(known) < len(asked):
+    names = [name for name in group.channels if not channel or name == channel]
+    known = [channel_pulse(group, name) for name in names if is_known(group, name)]
+    if len(known) < len(names):
         return None
     delayed = 0 if channel else storage_pulse(group).get("delayed_count", 0)
     if known:
@@ -172,21 +175,23 @@ def troubles_of_topic(group: TopicView, disk: DiskView) -> list[str]:
     if group.state not in REPORTED:
         return [f"{group.state.value} {group.failure}".strip()]
     storage = storage_pulse(group)
-    said = (
+    troubles = (
         list(storage.get("alarms") or group.topic.data.get("alarms", ()))
         if group.topic is not None
         else []
     )
-    said += [text for text in (storage.get("state_alarm"), storage.get("delayed_alarm")) if text]
+    troubles += [
+        text for text in (storage.get("state_alarm"), storage.get("delayed_alarm")) if text
+    ]
     full = _disk_full(group)
-    if full and not any(full in one for one in said):
-        said.append(_refused_text(group, disk, full))
+    if full and not any(full in one for one in troubles):
+        troubles.append(_refused_text(group, disk, full))
     if storage.get("topic_full"):
-        said.append(f"publishes are refused: {storage['topic_full']}")
-    said += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
+        troubles.append(f"publishes are refused: {storage['topic_full']}")
+    troubles += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
     of_channels = {name: said_of(channel_pulse(group, name)) for name in group.channels}
-    said += [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
-    return [*said, *group.unsteady]
+    troubles += [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
+    return [*troubles, *group.unsteady]
 
 
 def write_trouble(group: TopicView, disk: DiskView) -> str:
@@ -200,10 +205,10 @@ def write_trouble(group: TopicView, disk: DiskView) -> str:
         return f"{group.state.value} {group.failure}".strip() if down else ""
     stats = storage_pulse(group)
     causes = (stats.get("state_alarm"), stats.get("delayed_full"), stats.get("extension_refusal"))
-    said = [text for text in causes if text]
-    if not said and (full := _disk_full(group)):
-        said = [_refused_text(group, disk, full)]
-    return "; ".join(said)
+    troubles = [text for text in causes if text]
+    if not troubles and (full := _disk_full(group)):
+        troubles = [_refused_text(group, disk, full)]
+    return "; ".join(troubles)
 
 
 def _disk_full(group: TopicView) -> str:
@@ -279,10 +284,10 @@ def broker_health(view: BrokerView) -> str:
         if group.state is GroupState.FAILED or group.failed_channels()
     )
     more = f" and {len(failed) - FAILED_NAMED} more" if len(failed) > FAILED_NAMED else ""
-    said = [view.disk.health] if view.disk.health else []
-    said += [f"failed topics: {', '.join(failed[:FAILED_NAMED])}{more}"] if failed else []
-    said += [text] if (text := view.settings_trouble()) else []
-    return "; ".join(said) or "OK"
+    troubles = [view.disk.health] if view.disk.health else []
+    troubles += [f"failed topics: {', '.join(failed[:FAILED_NAMED])}{more}"] if failed else []
+    troubles += [text] if (text := view.settings_trouble()) else []
+    return "; ".join(troubles) or "OK"
 
 
 def broker_statistics(view: BrokerView, topic: str, channel: str, details: Details) -> BrokerStats:

@@ -117,7 +117,7 @@ class Ordering:
         or (sequence, due time, serial) for a delayed block.
         """
         self._producers = {
-            pid: _Producer(nxt, 0, OrderedDict((one[0], tuple(one[1:])) for one in recent))
+            pid: _Producer(nxt, 0, OrderedDict((entry[0], tuple(entry[1:])) for entry in recent))
             for pid, (nxt, recent) in producers.items()
         }
         self._confirms_late = confirms_late

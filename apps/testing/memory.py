@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from ...actors.channel.core import ChannelCore
 from ...actors.channel.dead_letters import letters
+from ...actors.channel.deferred import Row
 from ...actors.channel.lease import Changes, OutgoingDelivery
-from ...actors.channel.redelivery import Row
 from ...actors.settings import channel_settings, options
 from ...storage.delayed.delayed_format import DelayedKey, DelayedRow, due_block
 from ...transport.block.block import Block, cut, with_place

@@ -27,7 +27,7 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 
 import zmq
 
-from ...actors.channel.core import consumer_of
+from ...actors.channel.admission import consumer_of
 from ...actors.channel.lease import OutgoingDelivery
 from ...actors.settings import channel_settings, closing
 from ...actors.settings.options import ServeOptions

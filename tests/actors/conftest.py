@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from zsq.actors.channel.core import ChannelCore, half
+from zsq.actors.channel.deferred import Deferred
+from zsq.actors.channel.dying import Dead, Dying
 from zsq.actors.channel.lease import Changes, Hole, OutgoingDelivery, Subscriber
-from zsq.actors.channel.redelivery import Dead, Deferred, Dying
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.settings import ChannelSettings
 

@@ -20,7 +20,8 @@ from unittest import mock
 
 from support.routed import Routed
 
-from zsq.actors.channel.channel import ChannelActor, OpenedChannel, make_delivery
+from zsq.actors.channel.channel import ChannelActor
+from zsq.actors.channel.channel_opening import OpenedChannel, make_delivery
 from zsq.actors.channel.core import UNKNOWN_DELIVERY
 from zsq.actors.channel.lease import Subscriber
 from zsq.actors.runtime.port import Envelope, Mail, Port

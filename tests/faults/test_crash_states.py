@@ -71,7 +71,7 @@ def _answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def seek(channel: ChannelActor, message: p.Seek) -> None:
         plain(channel, message)
-        answers, channel.saving._answers = channel.saving._answers, []
+        answers, channel.commits._answers = channel.commits._answers, []
         for answer in answers:
             channel.answer_order(answer)
 

@@ -58,14 +58,14 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a finish is confirmed before its commit": Defect(
         "actors/channel/channel.py",
-        "            self.saving.confirm(mail.envelope, answer)\n        elif refused",
+        "            self.commits.confirm(mail.envelope, answer)\n        elif refused",
         "            self.front.send(mail.envelope, answer)\n        elif refused",
         ("kill_channel", "kill_topic"),
     ),
     "a seek is answered before its commit": Defect(
         "actors/channel/channel.py",
-        "        self.saving.answer(p.Position(message.request, self.supply.next_offset))\n",
-        "        self.saving.now = True\n        self.answer_order(p.Position(message.request, self.supply.next_offset))\n",
+        "        self.commits.answer(p.Position(message.request, self.supply.next_offset))\n",
+        "        self.commits.now = True\n        self.answer_order(p.Position(message.request, self.supply.next_offset))\n",
         ("kill_channel", "kill_topic"),
         moving=True,
     ),

@@ -131,7 +131,7 @@ def test_a_seek_to_removed_messages_is_answered_with_the_real_place(
     shell = Shell(0)
     shell.turn("storage")
     shell.hear("supervisor", p.Seek(9, 3, 0, 20, clamp=False, forward=False))
-    shell.hear("storage", p.Done(shell.channel.saving.out, {}))  # the answer to the first commit
+    shell.hear("storage", p.Done(shell.channel.commits.out, {}))  # the answer to the first commit
     (save,) = [message for message in shell.turn("storage") if isinstance(message, p.Save)]
     assert save.row["next"] == 3
     shell.hear("storage", p.Dropped(start))
@@ -150,10 +150,10 @@ def test_a_seek_holds_deliveries_until_it_is_committed_and_is_answered_then() ->
     offered(shell, 3, b"x")
     assert not [message for message in shell.turn("front") if isinstance(message, p.Deliver)]
     # The answer to the commit before the seek.
-    shell.hear("storage", p.Done(shell.channel.saving.out, {}))
+    shell.hear("storage", p.Done(shell.channel.commits.out, {}))
     assert not [message for message in shell.turn("front") if isinstance(message, p.Deliver)]
     shell.wires["supervisor"].take()
-    shell.hear("storage", p.Done(shell.channel.saving.out, {}))
+    shell.hear("storage", p.Done(shell.channel.commits.out, {}))
     assert shell.wires["supervisor"].take() == [p.Position(9, 0)]
     assert [message.runs for message in shell.turn("front") if isinstance(message, p.Deliver)] == [
         ((0, 1, 1),),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zsq.actors.channel.channel import LastConsumer
+from zsq.actors.channel.last_consumer import LastConsumer
 from zsq.actors.settings.options import EPHEMERAL_UNUSED_S
 
 S = 1_000_000_000

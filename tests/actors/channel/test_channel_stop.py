@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from zsq.actors.channel.channel import ChannelActor
+from zsq.actors.channel.commit_queue import CommitQueue
 from zsq.actors.channel.dead_letter_sender import DeadLetterSender
-from zsq.actors.channel.saving import Saving
 from zsq.actors.settings import options
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ def test_a_last_commit_that_does_not_come_is_not_waited_for(
     channel = ChannelActor(7, "channel t/c", cast("Any", None))
     channel.core = harness.channel
     channel.supply = harness.channel.supply
-    channel.saving = Saving("c")
+    channel.commits = CommitQueue("c")
     channel.dead_letters = DeadLetterSender(channel, "t", "", "c", "")
-    channel.saving.out, channel.saving.now, channel._stop_ns = 3, False, 0
+    channel.commits.out, channel.commits.now, channel._stop_ns = 3, False, 0
     assert not channel.on_stop()
     now[0] += int(options.STOP_COMMIT_S * 1e9) - 1
     assert not channel.on_stop()
@@ -37,5 +37,5 @@ def test_a_last_commit_that_does_not_come_is_not_waited_for(
     assert channel.on_stop()
     assert "stops without its last commit" in caplog.text
     assert options.STOP_COMMIT_S < options.STOP_TIMEOUT_S
-    channel.saving.out, channel._stop_ns = 0, 0
+    channel.commits.out, channel._stop_ns = 0, 0
     assert channel.on_stop(), "nothing is out"

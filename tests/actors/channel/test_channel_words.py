@@ -38,9 +38,9 @@ def settle(shell: Shell) -> None:
     """Answer commits until nothing is left to commit."""
     for _ in range(3):
         shell.channel.on_turn()
-        if shell.channel.saving.out:
-            shell.hear("storage", p.Done(shell.channel.saving.out, {}))
-    assert not shell.channel.saving.out
+        if shell.channel.commits.out:
+            shell.hear("storage", p.Done(shell.channel.commits.out, {}))
+    assert not shell.channel.commits.out
 
 
 def held(shell: Shell, count: int) -> p.Deliver:
@@ -71,7 +71,7 @@ def test_only_the_commit_that_is_out_confirms(shell: Shell) -> None:
     deliver = held(shell, 1)
     shell.hear("front", p.Fin(5, deliver.token, ((deliver.runs[0][0], 1),)), A)
     shell.turn("storage")
-    out = shell.channel.saving.out
+    out = shell.channel.commits.out
     assert out
     shell.hear("storage", p.Done(out + 1_000, {}))
     assert shell.wires["front"].take() == []
@@ -85,9 +85,9 @@ def test_a_commit_that_storage_refuses_ends_the_channel_and_no_other_answer_does
     deliver = held(shell, 1)
     shell.hear("front", p.Fin(5, deliver.token, ((deliver.runs[0][0], 1),)), A)
     shell.turn("storage")
-    shell.hear("storage", p.Failed(shell.channel.saving.out + 1_000, "E_X", "why"))
+    shell.hear("storage", p.Failed(shell.channel.commits.out + 1_000, "E_X", "why"))
     with pytest.raises(RuntimeError, match="why"):
-        shell.hear("storage", p.Failed(shell.channel.saving.out, "E_X", "why"))
+        shell.hear("storage", p.Failed(shell.channel.commits.out, "E_X", "why"))
 
 
 def test_a_block_that_cannot_be_read_is_lost_alone(shell: Shell) -> None:
@@ -190,7 +190,7 @@ def test_dead_letters_on_their_way_are_waited_for_a_while(
     now = time.monotonic_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
     monkeypatch.setattr(type(shell.channel.dead_letters), "sending", True, raising=False)
-    shell.channel.saving.now = False
+    shell.channel.commits.now = False
     shell.channel.supply.dirty = False
     assert not shell.channel.on_stop()
     now += int(options.DEAD_STOP_S * 1e9) - 1

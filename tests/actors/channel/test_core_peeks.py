@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.actors.conftest import ChannelHarness
-from zsq.actors.channel.core import Peeks, consumer_of
+from zsq.actors.channel.admission import consumer_of
+from zsq.actors.channel.peeks import Peeks
 from zsq.actors.settings import options
 from zsq.actors.statistics.schema import COUNTERS
 from zsq.transport.block.block import pack

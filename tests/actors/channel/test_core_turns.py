@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zsq.actors.channel.core import ChannelCore, Turns
+from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.lease import OutgoingDelivery, Subscriber
+from zsq.actors.channel.turns import Turns
 
 if TYPE_CHECKING:
     from tests.actors.conftest import ChannelHarness

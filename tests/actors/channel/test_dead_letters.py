@@ -11,7 +11,7 @@ import pytest
 
 from zsq.actors.channel import dead_letters
 from zsq.actors.channel.dead_letters import TRANSITIONS, DeadLetters, LetterState, letters
-from zsq.actors.channel.redelivery import Dead, Death
+from zsq.actors.channel.dying import Dead, Death
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.client.core.producer_session import PendingBlock

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from zsq.actors.channel.core import UNKNOWN_DELIVERY, ChannelCore
+from zsq.actors.channel.deferred import Deferred
 from zsq.actors.channel.lease import Changes, Subscriber
-from zsq.actors.channel.redelivery import Deferred
 from zsq.actors.primitives.ranges import ranges_of
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, gather, pack, with_place

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from zsq.actors.channel.core import ChannelCore
+from zsq.actors.channel.dying import REJECTED
 from zsq.actors.channel.lease import Changes, Subscriber
-from zsq.actors.channel.redelivery import REJECTED
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.settings import ChannelSettings

@@ -18,8 +18,7 @@ from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.feed import TRANSITIONS, Feed, FeedState
 from zsq.actors.channel.lease import Subscriber
 from zsq.actors.settings import options
-from zsq.actors.topic import topic as topic_module
-from zsq.actors.topic.topic import Fanout
+from zsq.actors.topic.fanout import Fanout
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.wire import protocol as p
 
@@ -197,7 +196,7 @@ class FeedMachine(RuleBasedStateMachine):
         self.patches: list[Any] = [
             mock.patch.multiple(options, WINDOW_BYTES_MAX=WINDOW, RING_BYTES_MAX=RING),
             mock.patch.object(feed_module, "WINDOW_BYTES_MAX", WINDOW),
-            mock.patch.object(topic_module, "RUN_BYTES_MAX", RUN),
+            mock.patch.object(fanout_module, "RUN_BYTES_MAX", RUN),
         ]
         for patch in self.patches:
             patch.start()

@@ -12,8 +12,8 @@ import pytest
 
 from tests.actors.conftest import ChannelHarness, S
 from zsq.actors.channel.core import ChannelCore
+from zsq.actors.channel.dying import REJECTED
 from zsq.actors.channel.lease import Hole, OutgoingDelivery
-from zsq.actors.channel.redelivery import REJECTED
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.wire.protocol import DEAD

@@ -21,8 +21,8 @@ from tests.actors.channel.test_delivery_machine import (
     DeliveryMachine,
 )
 from zsq.actors.channel.core import ChannelCore
+from zsq.actors.channel.deferred import Deferred
 from zsq.actors.channel.ordered import OrderedSupply
-from zsq.actors.channel.redelivery import Deferred
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.settings import ChannelSettings
 from zsq.transport.wire.protocol import DEAD

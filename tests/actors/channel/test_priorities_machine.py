@@ -13,8 +13,8 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from tests.actors.channel.test_delivery_machine import PEERS, SMALL, WAITS, DeliveryMachine
 from zsq.actors.channel.core import ChannelCore
+from zsq.actors.channel.deferred import Deferred
 from zsq.actors.channel.priorities import PrioritySupply
-from zsq.actors.channel.redelivery import Deferred
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.settings import ChannelSettings
 from zsq.transport.wire.codec import pack_headers

@@ -4,7 +4,7 @@ which answers of the store count.
 
 from __future__ import annotations
 
-from zsq.actors.channel.redelivery import Deferred
+from zsq.actors.channel.deferred import Deferred
 
 S = 1_000_000_000
 NOW = 5_000 * S

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from zsq.actors.channel.core import LOST, REQUEUED, TIMED_OUT
+from zsq.actors.channel.dying import REJECTED, Dying
 from zsq.actors.channel.lease import Hole
-from zsq.actors.channel.redelivery import REJECTED, Dying
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.settings import ChannelSettings

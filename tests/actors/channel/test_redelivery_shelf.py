@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.actors.channel.redelivery import BlockShelf
+from zsq.actors.channel.block_shelf import BlockShelf
 from zsq.transport.block.block import Block, pack, with_place
 
 # There are gaps between the blocks.

@@ -25,8 +25,8 @@ from support.watched import Watch
 from tests.actors.channel.test_ordered_machine import ORDERED
 from tests.actors.channel.test_priorities_machine import BOUNDS
 from zsq.actors.channel.core import ChannelCore
+from zsq.actors.channel.deferred import Deferred
 from zsq.actors.channel.lease import Changes, Departure, Subscriber
-from zsq.actors.channel.redelivery import Deferred
 from zsq.actors.primitives.ranges import ranges_of
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place

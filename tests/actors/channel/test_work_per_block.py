@@ -17,8 +17,8 @@ import pytest
 
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.lease import Subscriber
+from zsq.actors.topic.fanout import Fanout
 from zsq.actors.topic.ordering import Ordering
-from zsq.actors.topic.topic import Fanout
 from zsq.transport.block.block import PIECE_BYTES, Block, check_block, pack
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import block_frames, decode, encode, frames_blocks

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.group import GroupPulses
 from zsq.actors.channel.core import ChannelCore
-from zsq.actors.channel.redelivery import Deferred
+from zsq.actors.channel.deferred import Deferred
 from zsq.actors.settings.options import DEFERRED_ROWS_MAX
 from zsq.actors.statistics import statistics
 from zsq.actors.statistics.broker_view import GroupState

@@ -14,8 +14,9 @@ from support.scripted_extension import plain
 
 from tests.actors.conftest import ChannelHarness
 from zsq.actors.channel.dead_letters import letters
+from zsq.actors.channel.deferred import Deferred
+from zsq.actors.channel.dying import Death
 from zsq.actors.channel.ordered import Unsorted
-from zsq.actors.channel.redelivery import Death, Deferred
 from zsq.actors.runtime.port import Mail
 from zsq.actors.settings import options
 from zsq.actors.storage import reads as reads_module

@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from zsq.actors.settings import options
-from zsq.actors.topic import topic
+from zsq.actors.topic.fanout import Fanout
 from zsq.actors.topic.ordering import Ordering
-from zsq.actors.topic.topic import Fanout
 from zsq.transport.block.block import pack
 
 A = (b"a",)
 
 
 def test_a_run_has_a_bounded_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic, "_RUN_BLOCKS_MAX", 3)
+    monkeypatch.setattr(fanout, "_RUN_BLOCKS_MAX", 3)
     ring = Fanout(0)
     for _ in range(7):
         ring.add(pack([b"x"]), ring.head, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zsq.actors.settings import options
-from zsq.actors.topic.topic import Fanout
+from zsq.actors.topic.fanout import Fanout
 from zsq.transport.block.block import pack
 from zsq.transport.wire.protocol import RUN_BYTES_MAX
 

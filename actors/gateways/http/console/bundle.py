@@ -7,9 +7,9 @@ supported, each on a separate line:
     import { a, b as c } from "./other.js";
     export function f, export async function f, export class C, export const c
 
-Browsers load modules by themselves, but one by one. Over a link with 100 ms to and fro and 200 KB a
+Browsers load modules by themselves, but one by one. Over a link with 100 ms of latency and 200 KB a
 second, Chromium first painted the page after 1.4 s with the bundle, 2.1 s with single modules, and
-3.1 s with a `modulepreload` for each of them; when the page was loaded again, after 0.5, 1.7 and
+3.1 s with a `modulepreload` for each of them. When the page was loaded again, it was 0.5, 1.7 and
 2.0 s. The bundle has 4 files of 96 KB, and the single modules are 68 files of 147 KB.
 
 Two other ways were rejected: a bundler, which needs a build step and a package of another language,

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 from support.scripted_extension import plain
 
-from zsq.actors.channel.core import check_ready, consumer_of
-from zsq.actors.channel.saving import Saving
+from zsq.actors.channel.admission import check_ready, consumer_of
+from zsq.actors.channel.commit_queue import CommitQueue
 from zsq.actors.settings import options
 from zsq.actors.settings.channel_settings import resolve
 from zsq.actors.settings.options import HOLD_S_MAX, RECEIVERS_MAX, AlarmOptions
@@ -89,7 +89,7 @@ def test_a_look_is_bounded(limit: int) -> None:
 
 def test_answers_that_wait_for_a_commit_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "WAITERS_MAX", 2)
-    saving = Saving("c")
+    saving = CommitQueue("c")
     for number in range(2):
         saving.confirm(A, p.Answer(number, 1, ()))
     with pytest.raises(UsageError, match=E_LIMIT):

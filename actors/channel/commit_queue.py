@@ -1,4 +1,4 @@
-"""Commits of a channel, one at a time. Changes made during a commit go with the next one. No I/O.
+"""Commit queue of a channel: one commit at a time, and later changes go with the next. No I/O.
 
 A finish with a request number is answered when it is durable. The same holds for an order of the
 supervisor. Both are durable after a commit that began after they arrived.
@@ -25,7 +25,7 @@ Barrier = tuple[Peer, Wire]
 Answered = Done | OrderAnswer
 
 
-class Saving:
+class CommitQueue:
     """The commits of one channel.
 
     `out` is the request number of the Save on its way, or 0. If `now` is True, the next commit
@@ -102,8 +102,10 @@ class Saving:
         """
         for waiting in (self._answers, self._answers_out):
             waiting[:] = [
-                replace(one, offset=max(one.offset, start)) if isinstance(one, Position) else one
-                for one in waiting
+                replace(answer, offset=max(answer.offset, start))
+                if isinstance(answer, Position)
+                else answer
+                for answer in waiting
             ]
 
     def begin(self, request: int, changes: Changes, row: ChannelRow) -> list[Save]:

@@ -1,4 +1,4 @@
-"""Filling: collects messages that lie far apart into one delivery. No I/O."""
+"""Delivery builder: collects messages that lie far apart into one delivery. No I/O."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .redelivery import Part
 from .supply import Picked
 
 
-class Filling:
-    """A delivery that is being filled with parked messages.
+class DeliveryBuilder:
+    """Builder of one delivery from parked messages.
 
     Many of them are added alone, so the data about the last block is kept for the next message. A
     run of at least `alone` messages is sent as a separate delivery, because then nothing is copied.
@@ -40,7 +40,7 @@ class Filling:
         """Return the last block if it holds this offset."""
         return self._block if self._first <= offset < self._stop else None
 
-    def fitting(self, block: Block, start: int, count: int, *, sampled: bool) -> int:
+    def count_that_fits(self, block: Block, start: int, count: int, *, sampled: bool) -> int:
         """Return how many of these messages may be added. 0 means that the delivery is full."""
         if sampled:
             count = 1

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from tests.actors.channel.test_channel_actor import Shell, offered
+from zsq.actors.channel.commit_queue import WITHHELD_MS, CommitQueue
 from zsq.actors.channel.lease import Changes
-from zsq.actors.channel.saving import WITHHELD_MS, Saving
 from zsq.actors.settings import options
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.transport.errors import E_LIMIT, UsageError
@@ -26,12 +26,12 @@ def answer(number: int) -> p.Answer:
     return p.Answer(number, 7, ())
 
 
-def begun(saving: Saving, request: int) -> None:
+def begun(saving: CommitQueue, request: int) -> None:
     saving.begin(request, NOTHING, ROW)
 
 
 def test_withheld_finishes_are_confirmed_in_order_after_a_commit_that_may_be_confirmed() -> None:
-    saving = Saving("c")
+    saving = CommitQueue("c")
     saving.confirm(A, answer(1))
     begun(saving, 5)
     saving.confirm(A, answer(2))
@@ -46,7 +46,7 @@ def test_withheld_finishes_are_confirmed_in_order_after_a_commit_that_may_be_con
 
 
 def test_a_commit_follows_from_time_to_time_while_finishes_are_withheld() -> None:
-    saving = Saving("c")
+    saving = CommitQueue("c")
     saving.confirm(A, answer(1))
     begun(saving, 5)
     saving.done(10 * MS, withholds=True)
@@ -60,7 +60,7 @@ def test_a_commit_follows_from_time_to_time_while_finishes_are_withheld() -> Non
 
 
 def test_withheld_finishes_do_not_delay_the_end_of_a_channel() -> None:
-    saving = Saving("c")
+    saving = CommitQueue("c")
     saving.confirm(A, answer(1))
     assert saving.waited_for
     begun(saving, 5)
@@ -69,7 +69,7 @@ def test_withheld_finishes_do_not_delay_the_end_of_a_channel() -> None:
 
 
 def test_orders_of_the_supervisor_are_answered_all_the_same() -> None:
-    saving = Saving("c")
+    saving = CommitQueue("c")
     saving.answer(p.Done(9, {}))
     begun(saving, 5)
     assert saving.done(0, withholds=True) == ([], [p.Done(9, {})])
@@ -77,7 +77,7 @@ def test_orders_of_the_supervisor_are_answered_all_the_same() -> None:
 
 def test_withheld_finishes_count_for_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "WAITERS_MAX", 2)
-    saving = Saving("c")
+    saving = CommitQueue("c")
     saving.confirm(A, answer(1))
     begun(saving, 5)
     saving.done(0, withholds=True)
@@ -91,16 +91,16 @@ def test_a_consumer_hears_of_its_finish_when_storage_may_confirm_it() -> None:
     shell = Shell(0)
     shell.hear("front", p.Sub(1, p.PROTOCOL_VERSION, 5, 0, 30_000, "test"), A)
     shell.channel.on_turn()
-    shell.hear("storage", p.Done(shell.channel.saving.out, {}))
+    shell.hear("storage", p.Done(shell.channel.commits.out, {}))
     offered(shell, 1, b"x")
     (given,) = [message for message in shell.turn("front") if isinstance(message, p.Deliver)]
     first, count, _ = given.runs[0]
     shell.hear("front", p.Fin(4, given.token, ((first, first + count),)), A)
     shell.channel.on_turn()
-    shell.hear("storage", p.Done(shell.channel.saving.out, {"withholds": True}))
+    shell.hear("storage", p.Done(shell.channel.commits.out, {"withholds": True}))
     assert not [message for message in shell.turn("front") if isinstance(message, p.Answer)]
-    shell.channel.saving.now = True  # time passes
+    shell.channel.commits.now = True  # time passes
     shell.channel.on_turn()
-    shell.hear("storage", p.Done(shell.channel.saving.out, {}))
+    shell.hear("storage", p.Done(shell.channel.commits.out, {}))
     (told,) = [message for message in shell.turn("front") if isinstance(message, p.Answer)]
     assert told.request == 4
