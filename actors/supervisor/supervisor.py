@@ -153,9 +153,9 @@ class Supervisor:
         return conditions
 
     def _answers(self) -> Mapping[str, Callable[[p.Manage], dict[str, object]]]:
-        answers = {HISTORY: self.history.answer}
+        answers: dict[str, Callable[[p.Manage], dict[str, object]]] = {HISTORY: self.history.answer}
         for extension in self.extensions:
-            answers |= extension.answers()
+            answers.update(extension.answers())
         return answers
 
     def _alarms(self) -> AlarmsView:
