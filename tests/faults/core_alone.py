@@ -19,7 +19,7 @@ CORE: Final = (
     "tests/process/test_kill.py",
     "tests/process/test_seek.py",
     "tests/process/test_delayed.py",
-    "tests/storage/log",
+    "tests/storage/log/test_log.py",
     "tests/actors/channel/test_core_peeks.py",
 )
 EACH: Final = "tests/process/test_core_alone.py"

@@ -100,7 +100,10 @@ DEFECTS: Final[dict[str, Defect]] = {
         "actors/storage/delayed.py", "(block, now + delay_ms * _MS)", "(block, now + delay_ms * _MS // 2)", ("slow_disk",)
     ),
     "channels outlive their topic": Defect(
-        "actors/runtime/child.py", '    "topic": "topic_group",\n', '    "topic": "self",\n', ("kill_topic",)
+        "actors/supervisor/topics/topic_group.py",
+        "        if child is self.topic:\n            # A topic's channels end",
+        "        if False:\n            # A topic's channels end",
+        ("kill_topic",),
     ),
     "an ordered channel does not hold a key's messages back": Defect(
         "actors/channel/ordered.py",
@@ -363,8 +366,8 @@ DEFECTS: Final[dict[str, Defect]] = {
         standby=True,
     ),
     "a broker that has lost does not stop": Defect(
-        "actors/supervisor/supervisor.py",
-        "        if archive.stats.get(\"shipping\") == \"lost\" and not self.state.stopping:\n",
+        "actors/bucket/supervision.py",
+        "        if child.stats.get(\"shipping\") == \"lost\" and not self._broker.stopping:\n",
         "        if False:\n",
         faults=("cut_off", "pause_machine"),
         standby=True,

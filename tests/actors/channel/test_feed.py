@@ -18,6 +18,7 @@ from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.feed import TRANSITIONS, Feed, FeedState
 from zsq.actors.channel.lease import Subscriber
 from zsq.actors.settings import options
+from zsq.actors.topic import fanout as fanout_module
 from zsq.actors.topic.fanout import Fanout
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.wire import protocol as p

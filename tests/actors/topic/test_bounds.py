@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zsq.actors.settings import options
+from zsq.actors.topic import fanout
 from zsq.actors.topic.fanout import Fanout
 from zsq.actors.topic.ordering import Ordering
 from zsq.transport.block.block import pack
