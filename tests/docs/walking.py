@@ -151,6 +151,7 @@ class Reader:
                 count = source.count(before) if before else 1
                 assert count == 1, f"{path.name} has these lines {count} times: {before!r}"
                 source = source.replace(before, after) if before else after
+            path.parent.mkdir(exist_ok=True)
             path.write_text(source)
 
     def with_ports(self, text: str) -> str:
