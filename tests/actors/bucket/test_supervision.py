@@ -15,7 +15,7 @@ from zsq.transport.errors import E_BUCKET, E_NOT_FOUND, Refused
 from zsq.transport.wire import protocol as p
 
 SHIPS = {"shipping": "open", "standbys": 1}
-SHIPPED = {"storage": {"is_shipped_at_end": True}}
+SHIPPED = {"storage": {"extension_settled": True}}
 
 
 class Place:

@@ -15,7 +15,7 @@ import zsq
 import zsq.aio
 from zsq.transport.client.asyncio import aio
 from zsq.transport.client.blocking import producer
-from zsq.transport.client.core import lane
+from zsq.transport.client.core import producer_engine, publish_arguments
 from zsq.transport.errors import E_DISK_FULL
 from zsq.transport.wire import protocol as p
 
@@ -214,7 +214,7 @@ def test_the_blocking_and_the_asyncio_client_have_the_same_face() -> None:
 def test_publishing_waits_while_too_much_is_not_sent(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (zsq.transport.client.asyncio.aio, zsq.transport.client.core.lane):
+    for module in (zsq.transport.client.asyncio.aio, producer_engine):
         monkeypatch.setattr(module, "QUEUE_BYTES_MAX", 1_000)
 
     async def main() -> None:
@@ -244,7 +244,7 @@ def test_a_body_over_the_largest_limit_is_refused_before_a_broker_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Below the largest possible limit, only the broker knows its own limit."""
-    monkeypatch.setattr(lane, "MESSAGE_BYTES_LARGEST", 20)
+    monkeypatch.setattr(publish_arguments, "MESSAGE_BYTES_LARGEST", 20)
     for module in (producer, aio):
         monkeypatch.setattr(module, "MESSAGE_BYTES_MAX", 10)
     asked: list[tuple[str, int]] = []
