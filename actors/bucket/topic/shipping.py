@@ -542,8 +542,9 @@ class Shipping:
         self._on_shipped()
 
     def _has(self, end: int, serial: int) -> bool:
-        """Return True if the log of ticks has so much of the log, and this entry."""
-        return end <= self.shipped.end and serial <= self.shipped.serial
+        """Return True if the log of ticks has so much of the log, this entry, and all before."""
+        shipped = self.shipped
+        return shipped.is_caught_up and end <= shipped.end and serial <= shipped.serial
 
     # Who waits
 
@@ -558,13 +559,13 @@ class Shipping:
         runs_out = self.shipped.is_caught_up and self.reserve.is_nearly_used
         return self.is_urgent or self._bound.held_ns > 0 or runs_out
 
-    def then(self, action: Callable[[], object]) -> None:
+    def then(self, action: Callable[[], object], *, is_promised: bool = False) -> None:
         """Call `action` when all that is synced and committed now is in the log of ticks.
 
         It is called at once if this topic is not shipped, and never if another copy of the broker
-        has taken over.
+        has taken over. While a topic catches up, only what `is_promised` to be in the bucket waits.
         """
-        if not self._is_bound:
+        if self.state is ShippingState.OFF or not (is_promised or self.shipped.is_caught_up):
             action()
             return
         if self.is_fenced:

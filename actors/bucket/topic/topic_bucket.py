@@ -205,7 +205,7 @@ class TopicBucket(StorageExtension):
         if self._shipping is None:
             action()
         else:
-            self._shipping.then(action)
+            self._shipping.then(action, is_promised=self._waits_for_bucket)
 
     @property
     def is_over(self) -> bool:

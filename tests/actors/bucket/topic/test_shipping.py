@@ -750,6 +750,21 @@ def test_an_old_topic_is_not_held_before_it_was_caught_up(topic: ShipTopic) -> N
     assert topic.shipping.holds(1)
 
 
+def test_what_is_promised_to_be_in_the_bucket_waits_until_an_old_topic_was_caught_up(
+    topic: ShipTopic,
+) -> None:
+    """With the sync mode `bucket`, a delayed message or a transaction is answered only then."""
+    topic.publish()
+    topic.begin()
+    topic.open()
+    called: list[str] = []
+    topic.shipping.then(lambda: called.append("not promised"))
+    topic.shipping.then(lambda: called.append("promised"), is_promised=True)
+    assert called == ["not promised"]
+    topic.settle()
+    assert called == ["not promised", "promised"]
+
+
 def test_an_old_topic_waits_for_its_archive(topic: ShipTopic) -> None:
     while len(topic.harness.log.chunks) < 7:
         topic.harness.publish(blocks=2)
