@@ -157,11 +157,13 @@ PURE_BY_NAME: Final = (
     "transport/errors.py",
     "transport/wire/protocol.py",
     "transport/wire/codec.py",
+    "transport/client/core/producer_session.py",
+    "transport/client/core/stage_session.py",
+    "transport/nsq/session.py",
     "storage/cluster/directory.py",
     "actors/primitives/deadlines.py",
     "actors/channel/core.py",
     "actors/topic/ordering.py",
-    "actors/scan/scan_rounds.py",
     "actors/scan/scan_plan.py",
     "actors/scan/scan_rounds.py",
     "actors/runtime/child.py",
@@ -319,9 +321,7 @@ def hacking() -> str:
 
 
 def pure_files() -> list[str]:
-    """Return the files listed above, every session*.py, and all files whose caption ends with
-    "Pure.".
-    """
+    """Return the files listed above, and all files whose caption ends with "Pure."."""
     every = sources("actors", "storage", "transport")
     says = [
         name
@@ -329,8 +329,7 @@ def pure_files() -> list[str]:
         if "Pure." in source  # saves the time for parsing all others
         and (ast.get_docstring(ast.parse(source)) or "").split("\n\n")[0].endswith("Pure.")
     ]
-    sessions = [name for name in every if name.startswith("transport/session")]
-    return sorted({*says, *sessions, *PURE_BY_NAME})
+    return sorted({*says, *PURE_BY_NAME})
 
 
 def impurities(name: str) -> list[str]:

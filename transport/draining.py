@@ -9,7 +9,7 @@ from typing import Any
 def remaining(stats: Mapping[str, Any]) -> list[str]:
     """Return texts about the messages left in a topic, or [] if it is drained.
 
-    `found`: the topic's row of the statistics.
+    `stats`: the topic's row of the statistics.
     """
     left = []
     for row in stats["channels"]:

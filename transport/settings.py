@@ -44,8 +44,8 @@ ARCHIVE: Final = {
     "on": "copy full log files to the bucket",
     "off": "keep the topic on the disk only",
 }
-# The sync mode decides when a publish is answered. It is chosen when a topic is created. Only
-# `always` and `bucket` may replace each other later.
+# The sync mode decides when a publish is answered. It may be changed later with
+# `zsq topic set --sync`. `actors/supervisor/commands/sync_modes.py` says which changes are refused.
 SYNC_MODES: Final = {
     "always": "answered when it is on disk: nothing that was answered is lost, whatever happens",
     "bucket": "answered when it is on disk and in the bucket: it outlives the disk too (--bucket)",

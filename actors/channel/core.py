@@ -354,7 +354,7 @@ class ChannelCore:
     @property
     def held(self) -> int:
         """The number of rows behind the cursor, without deferred ones."""
-        return self._lease_rows + self.supply.held
+        return self._lease_rows + self.supply.waiting_rows
 
     # Answers
 

@@ -737,8 +737,8 @@ class OrderedSupply(Supply):
 
     # Commits and moves
 
-    def _held(self) -> Iterable[Run]:
-        return chain(super()._held(), self._slots.runs(), self._unsorted.runs())
+    def _waiting_rows(self) -> Iterable[Run]:
+        return chain(super()._waiting_rows(), self._slots.runs(), self._unsorted.runs())
 
     def seek(self, offset: int) -> None:
         self._slots.clear()

@@ -483,8 +483,8 @@ class PrioritySupply(Supply):
 
     # Commits and moves
 
-    def _held(self) -> Iterable[Run]:
-        return chain(super()._held(), self._levels.runs(), self._unsorted)
+    def _waiting_rows(self) -> Iterable[Run]:
+        return chain(super()._waiting_rows(), self._levels.runs(), self._unsorted)
 
     def seek(self, offset: int) -> None:
         self._levels.clear()

@@ -1,6 +1,6 @@
 """Orders of users to skip messages, until the storage has said which of these are deferred. No I/O.
 
-Deferred messages are only in the state store (`redelivery.py`). So an order waits here while the
+Deferred messages are only in the state store (`deferred.py`). So an order waits here while the
 channel has some. The storage is asked while no other answer about deferred rows is awaited, because
 the answer must say what the channel does not have.
 """

@@ -8,8 +8,8 @@ Once the cursor has passed a message, the message is *behind* the cursor and in 
                  (`redelivery.py`)
     apart        the same, for messages of lost consumers, which are delivered apart
     deferred     not before a due time (wall clock): only in the state store, once that is
-                 committed (`redelivery.py`)
-    dying        never again: on its way to the dead letters (`redelivery.py`)
+                 committed (`deferred.py`)
+    dying        never again: on its way to the dead letters (`dying.py`)
     finished     not kept anywhere
 
 Messages in all states except the last are in *holes*. A hole is a row (start, count, attempts,
@@ -427,7 +427,7 @@ class Supply:
         self.dirty = True
 
     @property
-    def held(self) -> int:
+    def waiting_rows(self) -> int:
         """The number of rows behind the cursor that no consumer holds, without deferred ones."""
         return self.again.rows + self.apart.rows + self.dying.rows
 
@@ -499,7 +499,7 @@ class Supply:
         return bool(self._window) and self._may_give_new(rows_out)
 
     def _may_give_new(self, rows_out: int) -> bool:
-        rows = rows_out + self.held + self.deferred.uncommitted
+        rows = rows_out + self.waiting_rows + self.deferred.uncommitted
         return rows < options.HOLE_ROWS_MAX and not self.deferred.is_full()
 
     def _new(self, consumer: Subscriber, room: int, wall_ns: int) -> Picked | None:
@@ -626,7 +626,7 @@ class Supply:
     def scan(self, wall_ns: int, rows_out: int) -> bool:
         """Process the messages that became due. Return True if there were any."""
         wanted = self.deferred.wanted
-        due = self.deferred.due(wall_ns, rows_out + self.held)
+        due = self.deferred.due(wall_ns, rows_out + self.waiting_rows)
         self.again.returned.extend(self.living(due, TRIED))
         self.dirty = self.dirty or bool(due)
         return bool(due) or self.deferred.wanted > wanted
@@ -644,11 +644,11 @@ class Supply:
 
     def may_ask(self, rows_out: int) -> bool:
         """Return True if the state store should be asked what is due."""
-        return self.deferred.may_ask(rows_out + self.held)
+        return self.deferred.may_ask(rows_out + self.waiting_rows)
 
     def next_due(self, wall_ns: int, rows_out: int) -> int:
         """Return when the next scan has work, in wall-clock nanoseconds, or 0 for never."""
-        return self.deferred.next_due(wall_ns, rows_out + self.held)
+        return self.deferred.next_due(wall_ns, rows_out + self.waiting_rows)
 
     # Commits
 
@@ -666,7 +666,7 @@ class Supply:
             waiting.returned = self._still_there(waiting.returned)
             waiting.begin_commit()
         rows = {start: (count, attempts) for start, count, attempts in out}
-        rows.update((start, (count, attempts)) for start, count, attempts in self._held())
+        rows.update((start, (count, attempts)) for start, count, attempts in self._waiting_rows())
         deferred, clear = self.deferred.take()
         put, gone = self._saved.changes(rows, deferred)
         self._forget_passed()
@@ -674,7 +674,7 @@ class Supply:
         self._move_out = self.moving
         return Changes(self.next_offset, put, gone, clear)
 
-    def _held(self) -> Iterable[Run]:
+    def _waiting_rows(self) -> Iterable[Run]:
         """Return the rows behind the cursor that no consumer holds, without deferred ones."""
         return chain(self.again.unsent(), self.apart.unsent(), self.dying.unstored())
 
@@ -766,7 +766,7 @@ class Supply:
 
         Deferred rows are not included.
         """
-        return (run[0] for run in self._held())
+        return (run[0] for run in self._waiting_rows())
 
     def statistics(self, head: int) -> SupplyPulse:
         """Return the report. `depth` counts waiting messages, but not those in flight or

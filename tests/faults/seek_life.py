@@ -352,7 +352,7 @@ class SeekLife(Life):
                     for start, count, attempts in pending.runs
                     for offset in range(start, start + count)
                 )
-            if not delivery.supply.wanted and not delivery.supply.held:
+            if not delivery.supply.wanted and not delivery.supply.waiting_rows:
                 return found
         raise AssertionError("the channel holds back what it should give out")
 

@@ -103,7 +103,7 @@ WOVEN_IN: Final = {
     "actors/supervisor/commands/schedules.py": "the supervisor, which answers `zsq schedule`",
     "storage/cluster": "the same commands",
     "storage/staging": "the storage of a topic (Spark's sink, and transactions)",
-    "transport/client/stage": "the clients (the same)",
+    "transport/client/core/stage_session.py": "the clients (the same)",
     "apps/cli/run/option_table.py": "the command line: it has the options of all extensions",
     "actors/settings/options.py": "the extensions: it has the classes of their options",
     "actors/statistics/schema.py": "all reports: it has the rows of NSQ and schedules",

@@ -48,7 +48,7 @@ def selection(
     """
     if all(option is None for option in (text, error, key, tag, header, field)):
         return None
-    from ....actors.gateways.http.messages.matching import (
+    from ....transport.client.core.message_search import (
         PAUSE,
         SearchConditions,
         Undecoded,

@@ -19,8 +19,8 @@ from .....transport.client.core.message import (
     message_at,
     missing_in,
 )
+from .....transport.client.core.message_search import PAUSE, SearchConditions, Undecoded, matches
 from ..console.source import TopicReader
-from .matching import PAUSE, SearchConditions, Undecoded, matches
 
 READ_BYTES: Final = 1024 * 1024
 SLICE_S: Final = 0.001

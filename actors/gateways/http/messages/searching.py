@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.client.core.message import id_of, removed
+from .....transport.client.core.message_search import TEXT_CHARS_MAX, SearchConditions, named
 from .....transport.errors import ZsqError
 from .....transport.message_object import as_object
 from .....transport.names import part_of
@@ -40,7 +41,6 @@ from ..console.source import Open, TopicReader
 from ..web.authority import Rights, rights_of
 from ..web.body import Parameters
 from ..web.places import Limiters, Stream, WorkTurns, holder_of
-from .matching import TEXT_CHARS_MAX, SearchConditions, named
 from .scan import MessageScan
 
 FOUND_MAX: Final = 200

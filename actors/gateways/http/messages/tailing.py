@@ -21,12 +21,12 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .....transport.client.core.message_search import SearchConditions
 from .....transport.errors import ZsqError
 from ..console.answers import HEADERS, Room, ShownMessage, message, number, parameters_of
 from ..console.source import Open, TopicReader
 from ..web.authority import Rights, rights_of
 from ..web.places import Limiters, Stream, holder_of
-from .matching import SearchConditions
 from .pace import TailPace
 from .scan import MessageScan
 from .searching import OFFSET_MAX, Node

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from support.console_site import ConsoleSite, Visitor
 
 from zsq.actors.gateways.http.console import console as live
-from zsq.actors.gateways.http.messages import matching, scan, searching, tailing
+from zsq.actors.gateways.http.messages import scan, searching, tailing
 from zsq.actors.gateways.http.messages.pace import BEHIND_MAX, BURST
 from zsq.actors.gateways.http.web.authority import HttpAuthority
 from zsq.actors.gateways.http.web.limits import HttpLimits
@@ -26,6 +26,7 @@ from zsq.actors.gateways.limiter import Limiter
 from zsq.actors.security.access import Access, token_hash
 from zsq.actors.security.policy import AccessPolicy
 from zsq.transport.block.block import Block, pack, with_place
+from zsq.transport.client.core import message_search as matching
 from zsq.transport.client.core.message import Fetched
 from zsq.transport.errors import E_NOT_FOUND, NotFound
 from zsq.transport.wire.codec import UNREADABLE, pack_headers

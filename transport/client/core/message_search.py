@@ -28,8 +28,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from .....transport.block.block import Block, Column
-from .....transport.wire.codec import unpack_body, user_headers
+from ...block.block import Block, Column
+from ...wire.codec import unpack_body, user_headers
 
 PAUSE: Final = -1
 WINDOW_BYTES: Final = 1024 * 1024  # a column is searched in windows of this size

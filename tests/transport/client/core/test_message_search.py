@@ -12,8 +12,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from zsq.actors.gateways.http.messages import matching
-from zsq.actors.gateways.http.messages.matching import (
+from zsq.transport.block.block import Block, Limits, pack
+from zsq.transport.client.core import message_search as matching
+from zsq.transport.client.core.message_search import (
     PAUSE,
     Named,
     SearchConditions,
@@ -22,7 +23,6 @@ from zsq.actors.gateways.http.messages.matching import (
     matches,
     named,
 )
-from zsq.transport.block.block import Block, Limits, pack
 from zsq.transport.wire.codec import pack_headers
 
 LARGE = Limits(message_bytes_max=8 * 1024 * 1024 - 1024)
