@@ -34,7 +34,7 @@ FIRST_SEEDS: Final = {
     "the first piece of a topic does not have its rows": 25,
     "delayed messages that may not move are due all the time": 20,
     "late ticks behind a takeover count": 21,
-    "a primary has no heartbeats": 10,
+    "a primary has no heartbeats": 115,
     "a tick counts as created although its number has another one": 62,
     "a topic does not look at its lease": 3,
 }
