@@ -13,8 +13,8 @@ the log. A line has at most LINE_BYTES_MAX bytes.
 
 `AuditRecorder` decides which orders are logged, and writes each with its result when it is
 answered. The gateway reports who gave the order (Manage.by). An order over ipc comes from a process
-of the broker's own user. Actions that only read are listed and left out, so a new action is logged
-until it is added to that list.
+of the broker's own user. Requests that only read are left out: their rows of `REQUESTS`
+(`transport/wire/admin_requests.py`) say so.
 
 An order is identified by a number of the broker, because a client may use the same number twice.
 

@@ -95,7 +95,7 @@ RULES: Final[Mapping[Action, Rule]] = {
         lambda user, topic, _: user.may_admin(topic), "admin", "change channel {channel!r} of topic {topic!r}", _CHANNEL
     ),
     Action.CONFIGURE: Rule(lambda user, *_: user.is_broker_admin, 'admin = ["*"]', "change the configuration"),
-    # This is for processes, the audit log, and every order that is in no table.
+    # This is for processes, the audit log, backups, and what concerns the whole broker.
     Action.ADMINISTER: Rule(lambda user, *_: user.is_broker_admin, 'admin = ["*"]', "change the broker"),
 }  # fmt: skip
 

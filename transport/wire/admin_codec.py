@@ -8,6 +8,7 @@ handler.
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -86,11 +87,13 @@ def manage_of(request: AdminRequest[Any]) -> Manage:
 def name_of(message: Manage) -> str:
     """Return the name of the action, with its `do` if it has one, as the table has it."""
     do = message.options.get("do") if message.action in _VARIANTS else None
-    return message.action if do is None else f"{message.action} {do!s:.40}"
+    return f"{message.action} {do:.40}" if type(do) is str else message.action
 
 
 def row_of(message: Manage) -> RequestRow | None:
     """Return the row of the request, or None if the table has none."""
+    if " " in message.action:  # the second word of a name belongs in the option `do`
+        return None
     name, with_channel = name_of(message), bool(message.channel)
     return _ROWS.get((name, with_channel)) or _ROWS.get((name, not with_channel))
 
@@ -119,7 +122,7 @@ def request_of(message: Manage) -> AdminRequest[Any]:
             continue
         if key in options and key != SETTINGS:
             if not _fits(value, options[key].hint):
-                text = f"must be {_type_text(options[key].hint)}, not {value!r:.40}"
+                text = f"must be {_type_text(options[key].hint)}, not {reprlib.repr(value):.40}"
                 raise UsageError(E_BAD_ARGUMENT, f"option `{key}` of {name} {text}")
             values[key] = value
         elif type(key) is str and SETTINGS in options:
@@ -137,7 +140,7 @@ def _unknown(message: Manage) -> UsageError:
     if message.action in _VARIANTS:
         known = ", ".join(_VARIANTS[message.action])
         do = message.options.get("do")
-        text = f"option `do` of {message.action} must be one of {known}, not {do!r:.40}"
+        text = f"option `do` of {message.action} must be one of {known}, not {reprlib.repr(do):.40}"
         return UsageError(E_BAD_ARGUMENT, text)
     text = f"unknown action {message.action!r:.40}; use the same version of ZSQ on both sides"
     return UsageError(E_BAD_COMMAND, text)
@@ -155,10 +158,9 @@ def _fits(value: object, hint: Any) -> bool:
     if origin is Mapping:
         return type(value) is dict and all(type(key) is str for key in value)
     if origin is tuple:
-        if type(value) is not tuple:
+        if not isinstance(value, tuple) or (args[-1] is not Ellipsis and len(value) != len(args)):
             return False
-        kinds = (args[0],) * len(value) if args[-1] is Ellipsis else args
-        return len(value) == len(kinds) and all(map(_fits, value, kinds))
+        return {*map(type, value)} <= {args[0]}  # cheap, because any client may send a long list
     if args:  # a union
         return any(_fits(value, member) for member in args)
     return type(value) is hint

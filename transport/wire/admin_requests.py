@@ -230,12 +230,12 @@ class SkipRequest(AdminRequest[Skipped]):
     offsets: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        valid = all(0 <= offset < END for offset in self.offsets)
-        if not valid or not 1 <= len(self.offsets) <= SKIPPED_MAX:
+        count = len(self.offsets)
+        if not 1 <= count <= SKIPPED_MAX or not all(0 <= offset < END for offset in self.offsets):
             raise UsageError(
                 E_BAD_ARGUMENT,
                 f"give 1 to {SKIPPED_MAX:,} offsets, which are whole numbers from 0 on, not "
-                f"{[*self.offsets]!r:.60}",
+                f"{[*self.offsets[:SKIPPED_MAX]]!r:.60}",
             )
 
 

@@ -6,11 +6,13 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import zsq
 from zsq.transport.client.core import administration
+from zsq.transport.client.core.asking import Asking
 
 ROOT = Path(__file__).resolve().parents[3]
 CALLS = [
@@ -36,3 +38,21 @@ def test_both_clients_have_each_call_with_its_parameters_and_its_docstring(
         expected = list(inspect.signature(call).parameters.values())  # type: ignore[arg-type]
         assert list(inspect.signature(method).parameters.values())[1:] == expected
     assert inspect.iscoroutinefunction(getattr(zsq.aio.Admin, name))
+
+
+NONE: Any = None  # a program may pass it for an argument that it leaves out
+
+
+@pytest.mark.parametrize(
+    ("with_none", "without"),
+    [
+        (administration.alarm_ack(NONE), administration.alarm_ack()),
+        (administration.alarm_unack(NONE), administration.alarm_unack()),
+        (administration.create_topic("t", brokers=NONE), administration.create_topic("t")),
+        (administration.add_parts("t", 2, brokers=NONE), administration.add_parts("t", 2)),
+    ],
+)
+def test_none_stands_for_an_argument_that_is_left_out(
+    with_none: Asking[object], without: Asking[object]
+) -> None:
+    assert next(with_none).make(1) == next(without).make(1)

@@ -4,6 +4,7 @@ arrives as it was sent.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -69,6 +70,41 @@ def test_a_request_that_is_not_valid_is_refused_with_the_reason(message: Manage,
     with pytest.raises(UsageError, match=why) as refusal:
         request_of(message)
     assert refusal.value.code == E_BAD_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("action", "options"),
+    [
+        ("skip", {"do": "messages", "offsets": (1,) * 65_000}),
+        ("skip", {"do": "messages", "offsets": (-1,) * 65_000}),
+        ("delayed", {"do": (1,) * 65_000}),
+        ("disconnect", {"consumer": (1,) * 65_000}),
+    ],
+    ids=["valid offsets", "offsets that are not valid", "do", "consumer"],
+)
+def test_a_long_list_is_refused_at_less_cost_than_it_was_decoded(
+    action: str, options: dict[str, Any]
+) -> None:
+    """A gateway looks at the form of a request before the permission of its client."""
+    frame = encode(Manage(1, action, "t", "c" if action != "delayed" else "", options))
+    decoding, checking = [], []
+    for _ in range(5):
+        begin = time.perf_counter()
+        message = decode(frame)
+        decoded = time.perf_counter()
+        assert isinstance(message, Manage)
+        with pytest.raises(UsageError):
+            request_of(message)
+        decoding.append(decoded - begin)
+        checking.append(time.perf_counter() - decoded)
+    assert min(checking) < 3 * min(decoding)
+
+
+def test_an_action_has_one_spelling_only() -> None:
+    message = Manage(1, "delayed count", "t", "", {})
+    assert row_of(message) is None
+    with pytest.raises(UsageError, match="unknown action 'delayed count'"):
+        request_of(message)
 
 
 def test_an_unknown_action_is_refused_as_a_bad_command() -> None:

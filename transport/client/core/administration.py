@@ -115,7 +115,7 @@ def create_topic(
             sync=sync,
             retention=carried(retention),
             parts=parts or None,
-            brokers=tuple(brokers),
+            brokers=tuple(brokers or ()),
         )
     )
 
@@ -129,7 +129,9 @@ def add_parts(topic: str, count: int, *, brokers: Sequence[int] = ()) -> Asking[
     change.
     """
     check_name(topic)
-    return ask_admin(AddPartsRequest(topic, count=_check_parts(count), brokers=tuple(brokers)))
+    return ask_admin(
+        AddPartsRequest(topic, count=_check_parts(count), brokers=tuple(brokers or ()))
+    )
 
 
 def move_part(part: str, broker: int) -> Asking[Moving]:
@@ -576,13 +578,14 @@ def alarm_ack(
     Silences survive a restart. Returns {"count": how many raised alarms are silenced now}.
     Raises `NotFound` if none is raised and no `seconds` are given.
     """
-    topic = topic and check_name(topic)
+    topic = check_name(topic) if topic else ""
     return ask_admin(SilenceAlarmRequest(topic, channel, figure=figure, seconds=seconds))
 
 
 def alarm_unack(topic: str = "", channel: str = "", figure: str = "") -> Asking[Silenced]:
     """End the silences of a topic or channel. Receivers then hear of alarms that are raised."""
-    return ask_admin(EndSilenceRequest(topic and check_name(topic), channel, figure=figure))
+    topic = check_name(topic) if topic else ""
+    return ask_admin(EndSilenceRequest(topic, channel, figure=figure))
 
 
 def audit(count: int = 100, topic: str = "") -> Asking[list[AuditEntry]]:

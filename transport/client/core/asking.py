@@ -21,7 +21,7 @@ from ...errors import (
 )
 from ...names import check_name, is_channel_missing, part_name, part_of, parts_text
 from ...settings import CHANNEL
-from ...wire.admin_codec import manage_of, request_of
+from ...wire.admin_codec import manage_of, request_of, row_of
 from ...wire.admin_requests import END, ROW_OF, AdminRequest
 from ...wire.protocol import Done, Manage, Spread, Stats, Wire
 from ...wire.spread import HasParts, addresses_of
@@ -114,8 +114,8 @@ def for_parts(question: Question, spread: Spread) -> list[tuple[tuple[str, ...],
 
 
 def _is_for_each(asked: Manage) -> bool:
-    request = request_of(asked)
-    return ROW_OF[type(request)].each_part and request.fits_each_part
+    row = row_of(asked)
+    return row is not None and row.each_part and request_of(asked).fits_each_part
 
 
 def _of_part(question: Question, name: str) -> Question:

@@ -704,9 +704,7 @@ class Doing:
         to = _place(parameters) if action == "channel.seek" else None
         offsets = None
         if (text := parameters.get("offsets")) is not None:
-            offsets = _offsets(
-                {"offsets": [_whole(action_of_path) for action_of_path in text.split(",")]}
-            )
+            offsets = _offsets({"offsets": [_whole(offset) for offset in text.split(",")]})
             # Which messages a channel has finished is more than a user with `view` may see.
             path = "/api/channel/skip" if action == "channel.skip" else "/api/redrive"
             if not all(

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.producer import Receipt
+from zsq.transport.client.core import administration
 from zsq.transport.client.core.asking import PartAnswers, Question, combined, for_parts
 from zsq.transport.client.core.consumer_session import ConsumerSession, ConsumerState
 from zsq.transport.client.core.lane import Lane
 from zsq.transport.client.core.pieces import rows_of
 from zsq.transport.client.core.producer_engine import ProducerEngine, flat
 from zsq.transport.client.core.producer_session import PendingBlock
+from zsq.transport.client.core.redrive import Origin
 from zsq.transport.client.core.subscription import SOON_NS, ConsumerEngine
 from zsq.transport.errors import (
     E_CLOSED,
@@ -589,6 +591,7 @@ def test_a_question_about_a_part_goes_to_its_broker() -> None:
         (question("seek", "t", offset=1 << 62), True),
         (question("seek", "t", offset=17), False),
         (question("peek", "t", limit=1), False),
+        (next(administration.redrive_to("t", "u", None, Origin("u", "0" * 32, "c"))), False),
         (Question(lambda number: Stats(number, "t", "")), True),
         (Question(lambda number: Fetch(number, 0, 1)), False),
     ],
