@@ -112,8 +112,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "messages that were read ahead are not saved": Defect(
         "actors/channel/priorities.py",
-        "        return chain(super()._held(), self._levels.runs(), self._unsorted)",
-        "        return chain(super()._held(), self._unsorted)",
+        "        return chain(super()._waiting_rows(), self._levels.runs(), self._unsorted)",
+        "        return chain(super()._waiting_rows(), self._unsorted)",
         ("kill_topic", "kill_channel"),
         urgent=True,
     ),
