@@ -82,7 +82,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seconds: dict[Path, float] = {}
     for item in items:
         mark = mark_of_folder(item.path.parent)
-        if mark and item.get_closest_marker("smoke") is None:
+        is_smoke = item.get_closest_marker("smoke") is not None
+        if mark == "long" or (mark == "slow" and not is_smoke):
             item.add_marker(mark)
         timeout = item.get_closest_marker("timeout")
         allowed = float(timeout.args[0]) if timeout else 0.0

@@ -41,12 +41,17 @@ def test_long_of_slow_folder(): pass
 """,
     "folder/test_plain.py": "def test_beside(): pass",
     "lengthy/conftest.py": "import pytest\n\npytestmark = pytest.mark.long\n",
-    "lengthy/test_it.py": "def test_of_long_folder(): pass",
+    "lengthy/test_it.py": """
+import pytest
+def test_of_long_folder(): pass
+@pytest.mark.smoke
+def test_smoke_of_long_folder(): pass
+""",
 }
 SUITES: Final = {
     "fast": {"plain", "smoke"},
     "change": {"plain", "slow", "of_slow_file", "smoke", "of_slow_folder", "beside"},
-    "long": {"long", "long_of_slow_folder", "of_long_folder"},
+    "long": {"long", "long_of_slow_folder", "of_long_folder", "smoke_of_long_folder"},
 }
 
 
@@ -71,3 +76,16 @@ def test_a_suite_has_the_tests_of_its_marks(suite: str, tmp_path: Path) -> None:
         check=False,
     )
     assert set(re.findall(r"::test_(\w+)", done.stdout)) == SUITES[suite], done.stdout + done.stderr
+
+
+def test_the_exit_code_tells_a_suite_that_could_not_start_from_failed_tests() -> None:
+    done = subprocess.run(
+        [ROOT / "scripts/test", "--fast"],
+        env={**os.environ, "ZSQ_VENV": "/dev/null/venv"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "the environment could not be created" in done.stderr
+    assert done.returncode == 3

@@ -26,6 +26,7 @@ class Attempt:
     - `given`: The address, as the user gave it.
     - `address`: The given one, or the run directory that the gateway there named.
     - `number`: The number of its request. Only the answer to this one counts.
+    - `sent_ns`: When something was sent last, or the attempt began.
     - `creates`: True if it may create the target.
     - `unheard`: True if the last connection was refused.
     """
@@ -34,6 +35,7 @@ class Attempt:
     address: Address
     number: int
     began_ns: int
+    sent_ns: int
     creates: bool
     unheard: bool = False
     contact: Contact = Contact.NONE

@@ -147,7 +147,7 @@ class Link:
         self.state = _S.IDLE
         self.places = Places(host.names)
         self._course = Course(rotation)
-        self._attempt = Attempt(rotation.present, rotation.present, 1, 0, target.create)
+        self._attempt = Attempt(rotation.present, rotation.present, 1, 0, 0, target.create)
         self._connection: LinkConnection | None = None
         self._watch: Watch | None = None  # in the state UP
         self.again_ns = 0  # in the state WAITING: when the pause ends
@@ -206,6 +206,7 @@ class Link:
             rotation.way_to(given),
             self._attempt.number + 1,
             now_ns,
+            sent_ns=now_ns,
             creates=target.create and (self.busy is None or self.busy()),
             unheard=self.unheard and not rotation.several,
         )
@@ -311,7 +312,7 @@ class Link:
     def _come_up(self, now_ns: int) -> None:
         connection, attempt = self._connection, self._attempt
         assert connection is not None
-        self._watch = Watch(now_ns, connection.bytes_moved)
+        self._watch = Watch(now_ns, attempt.sent_ns, connection.bytes_moved)
         if attempt.contact is Contact.ANSWERED or not self.rotation.several:
             self._arrive(now_ns)
         self._known = True
@@ -570,6 +571,7 @@ class Link:
     def send(self, frames: list[Any], now_ns: int) -> None:
         """Send these frames after all frames of earlier calls."""
         assert self._connection is not None
+        self._attempt.sent_ns = now_ns
         if self._watch is not None:
             self._watch.sent(now_ns)
         self.host.sooner(now_ns + ASK_NS)

@@ -25,6 +25,8 @@ SILENT_NS: Final = 1_000 * MS
 class Watch:
     """Times at which a link that is up has sent and received.
 
+    - `sent_ns`: When something was sent last before the link was up. That was the greeting, if the
+      link has one. The peer has heard nothing since.
     - `bytes_moved`: A function that returns the bytes that its connection has moved so far, or 0
       if that is not known.
     """
@@ -42,11 +44,11 @@ class Watch:
         "is_silent",
     )
 
-    def __init__(self, now_ns: int, bytes_moved: Callable[[], int]) -> None:
+    def __init__(self, now_ns: int, sent_ns: int, bytes_moved: Callable[[], int]) -> None:
         self._bytes_moved = bytes_moved
-        self._sent_ns = now_ns
+        self._sent_ns = sent_ns
         self.heard_ns = now_ns  # the last sign of life
-        self._asked_ns = 0  # when something was sent first, since the last message arrived
+        self._asked_ns = sent_ns  # when something was sent first, since the last message arrived
         self._beat_ns = 0  # when the last heartbeat was sent
         self._expected_ns = 0  # since when an answer is due that has not come, else 0
         self._alive_ns = 0  # when something arrived last after a heartbeat was sent

@@ -246,6 +246,22 @@ def test_a_late_answer_is_asked_for_and_a_busy_broker_is_known_by_its_heartbeats
     assert (link.why(), link.late_since(60 * S)) == ("", FAR_NS)
 
 
+def test_heartbeats_are_counted_from_the_greeting_of_a_link_that_sends_nothing_more(
+    engine: FakeEngine,
+) -> None:
+    """What waits for an answer may wait for credit, so nothing follows the greeting. A connection
+    that is dead then is found out as soon as any other one, and the peer is not kept waiting.
+    """
+    link = Link(engine, Rotation(parse("tcp://10.0.0.1:1")), Target("topic", "t"), QuietPeer())
+    engine.add(link)
+    link.start(1 * S)
+    engine.hear(link, 2 * S, Done(engine.request_of(link), {}))
+    link.expects = lambda: True
+    assert link.on_time(2 * S) == 2 * S + ASK_NS
+    link.heartbeat_ms, link.expects = 1_600, lambda: False
+    assert link.on_time(2 * S) == 1 * S + 1_600 * MS
+
+
 def test_a_link_on_which_no_byte_moves_is_silent_and_a_large_frame_is_a_sign_of_life(
     engine: FakeEngine,
 ) -> None:
@@ -268,8 +284,9 @@ def test_two_heartbeats_without_a_sign_of_life_end_the_link(engine: FakeEngine) 
     link = greeted(engine, heartbeat_ms=1_000)
     link.expects = lambda: False
     assert link.on_time(1 * S) == 2 * S
+    assert beats(engine, link) == 1, "the last message was sent an interval ago"
     link.on_time(2 * S)
-    assert beats(engine, link) == 1
+    assert beats(engine, link) == 2
     engine.of(link).moved = MOVED_BYTES_MIN
     link.on_time(3 * S + 1)
     assert link.up, "a large frame moves"
