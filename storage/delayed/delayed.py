@@ -164,11 +164,12 @@ class Rows:
     def restore(self, value: bytes) -> None:
         """Add a row by its value, if it does not exist. Raises `Damaged`."""
         key = key_of(value)
-        if self.txn.get(key) is not None:
+        # A search for the empty key, which an unreadable value has, is an error of LMDB's.
+        if not key.startswith((ROW, PRODUCER)) or self.txn.get(key) is not None:
             return
         if key.startswith(ROW):
             self.add(decode_row(key, value))
-        elif key.startswith(PRODUCER):
+        else:
             parse_producer_key(key)
             unwrap(key, value)
             self.put_value(key, value)

@@ -19,9 +19,11 @@ very last commit.
 *Rescue.* A rescue copies all readable rows of a damaged environment to a new one. It reads the
 pages without LMDB (`lmdb_pages.py`), so no damage can kill it, and a damaged page costs only the
 rows in it and in the pages below it. Of the two trees of the environment it uses the one with more
-commits. The checksum of each row is checked. Nothing is written to the old environment, and nothing
-is deleted: `delayed.bad-N` stays for inspection. Rejected: to mend a damaged head in its place,
-because that needs a copy of the old head, an undo after a crash, and a process for each trial.
+commits. If a damaged page hides that number, it uses the rows of both trees. Then messages that the
+last commit cancelled may be back. The checksum of each row is checked. Nothing is written to the
+old environment, and nothing is deleted: `delayed.bad-N` stays for inspection. Rejected: to mend a
+damaged head in its place, because that needs a copy of the old head, an undo after a crash, and a
+process for each trial.
 
 A rescue of many rows may take longer than a start may take. So it commits in batches, and the next
 start leaves out the rows that the new environment already has. With the names in the topic's
@@ -39,7 +41,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 import lmdb
@@ -292,10 +294,10 @@ def _put_in_place(files: Files, directory: str) -> str:
 
 
 def _copy_rows(files: Files, path: str, store: DelayedStore) -> DelayedMeta | None:
-    """Copy the sound rows of the newest tree. Return its meta row, or None if it is damaged."""
+    """Copy the sound rows of the newest tree. Return the newest meta row that is sound, if any."""
     with contextlib.closing(PageReader(files, f"{path}/{DATA_NAME}")) as reader:
-        tree, meta = _newest_tree(reader)
-        values = reader.values(tree) if tree is not None else iter(())
+        trees, meta = _newest_trees(reader)
+        values = chain.from_iterable(map(reader.values, trees))
         while batch := _batch(values):
             store.restore(batch)
     return meta
@@ -312,15 +314,24 @@ def _batch(values: Iterator[bytes]) -> list[bytes]:
     return batch
 
 
-def _newest_tree(reader: PageReader) -> tuple[RowTree | None, DelayedMeta | None]:
-    """Return the tree with the most commits, and its meta row."""
-    found = [(tree, _meta_of(reader.values(tree))) for tree in reader.trees]
-    if not found:
-        return None, None
-    first, meta = found[0]
-    if meta is None and sum(1 for _ in reader.values(first)) == first.entries:
-        return first, None  # only the meta row is damaged, and not the head
-    return max(found, key=lambda one: -1 if one[1] is None else one[1]["commits"])
+def _newest_trees(reader: PageReader) -> tuple[list[RowTree], DelayedMeta | None]:
+    """Return the tree with the most commits, and its meta row.
+
+    If the page with the meta row of the first tree is damaged, and most other pages are not, return
+    both trees, so that neither the last commit nor the other rows of that page are lost.
+    """
+    metas = [(tree, _meta_of(reader.values(tree))) for tree in reader.trees]
+    if not metas:
+        return [], None
+    first, meta = metas[0]
+    newest, newest_meta = max(metas, key=lambda one: -1 if one[1] is None else one[1]["commits"])
+    if meta is None:
+        readable = sum(1 for _ in reader.values(first))
+        if readable == first.entries:
+            return [first], None  # only the meta row is damaged, and not the head
+        if 2 * readable > first.entries and newest is not first:
+            return [first, newest], newest_meta
+    return [newest], newest_meta
 
 
 def _meta_of(values: Iterator[bytes]) -> DelayedMeta | None:
@@ -334,7 +345,7 @@ def _meta_of(values: Iterator[bytes]) -> DelayedMeta | None:
 
 def _newest_commits(files: Files, path: str) -> int:
     with contextlib.closing(PageReader(files, f"{path}/{DATA_NAME}")) as reader:
-        meta = _newest_tree(reader)[1]
+        meta = _newest_trees(reader)[1]
     return 0 if meta is None else meta["commits"]
 
 

@@ -164,6 +164,11 @@ class Ticks:
         self.tail = advanced(tail, piece, number)
         self.pieces.append((piece, message.changes))
 
+    @property
+    def begun(self) -> int:
+        """The number of pieces with all rows."""
+        return sum(piece.begins for piece, _ in self.pieces)
+
     def answer(self) -> dict[str, Any]:
         names = (
             "stream", "sequence", "end", "reserved", "chunk", "position", "base_number",

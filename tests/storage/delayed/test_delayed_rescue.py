@@ -23,7 +23,7 @@ from tests.storage.delayed.test_delayed_power import (
     waiting,
 )
 from zsq.storage.delayed.delayed import DelayedStore, Progress
-from zsq.storage.delayed.delayed_format import producer_key
+from zsq.storage.delayed.delayed_format import producer_key, row_key
 from zsq.storage.delayed.delayed_recovery import finish_rescue, note_progress, rescue
 from zsq.storage.errors import StoreFailed
 from zsq.storage.files import Files
@@ -269,6 +269,12 @@ def test_rows_of_a_batch_are_on_disk_before_the_next_one(tmp_path: Path) -> None
 # Pages
 
 
+def meta_value(file: Path) -> bytes:
+    with contextlib.closing(PageReader(Files(), str(file))) as reader:
+        (value,) = [value for value in reader.values(reader.trees[0]) if value[6:7] == META]
+    return value
+
+
 def tree_pages(data: bytes) -> list[int]:
     """Return the numbers of the pages below the root of the newest tree, which is a branch."""
     root = HEAD.unpack_from(data, newest_head(data) + 16)[19] * PAGE
@@ -291,6 +297,50 @@ def test_a_lost_page_costs_only_the_rows_in_it(tmp_path: Path, page: int) -> Non
     assert lost == 100 - len(found)
     assert 0 < lost < 40
     assert set(found) < set(all_of(100))
+
+
+def test_a_lost_page_with_the_meta_row_costs_neither_its_rows_nor_the_last_commit(
+    tmp_path: Path,
+) -> None:
+    """The page that has the meta row is written by each commit. The last one stored 300 messages,
+    which are in many other pages too.
+    """
+    path = environment(tmp_path / "a")
+    blocks = [
+        (pack([b"%03d" % number], producer_id=7, sequence=number), DUE + number)
+        for number in range(100, 400)
+    ]
+    with contextlib.closing(DelayedStore(path, UUID)) as store:
+        store.put(blocks, 5)
+        noted = store.progress
+    file = Path(path) / "data.mdb"
+    data = bytearray(file.read_bytes())
+    page = data.index(meta_value(file)) // PAGE
+    assert page in tree_pages(bytes(data))
+    data[page * PAGE : page * PAGE + PAGE] = bytes(PAGE)
+    file.write_bytes(data)
+    lost, bodies, serial = rescued(tmp_path / "a", noted)
+    assert lost == 400 - len(bodies) < 40
+    assert set(all_of(100)) < set(bodies) < set(all_of(400))
+    assert serial == 2_400
+
+
+@pytest.mark.parametrize("place", [0, 1 << 40], ids=["not a value", "beyond the file"])
+def test_a_value_that_cannot_be_reached_costs_only_its_row(tmp_path: Path, place: int) -> None:
+    """Its key is in a page without damage, and the number of its first overflow page is wrong."""
+    path = environment(tmp_path / "a", 3)
+    with contextlib.closing(DelayedStore(path, UUID)) as store:
+        for number in (3, 4, 5):
+            body = b"%03d" % number * PAGE
+            key = store.put([(pack([body], producer_id=7, sequence=number), DUE + number)], 5)[0]
+    file = Path(path) / "data.mdb"
+    data = bytearray(file.read_bytes())
+    leaf = HEAD.unpack_from(data, newest_head(bytes(data)) + 16)[19] * PAGE
+    at = data.index(row_key(key), leaf) + len(row_key(key))
+    data[at : at + 8] = struct.pack("=Q", place)
+    file.write_bytes(data)
+    lost, bodies, _ = rescued(tmp_path / "a", Progress(6, 2_006, 6))
+    assert (lost, [body[:3] for body in bodies]) == (1, all_of(5))
 
 
 @pytest.mark.parametrize("byte", [8, 10, *range(16, 16 + HEAD.size, 4)])
@@ -319,8 +369,7 @@ def test_a_damaged_meta_row_does_not_bring_back_the_commit_before_it(tmp_path: P
         store.cancel([store.listed(None, 1, 0)[0].key])
     file = Path(path) / "data.mdb"
     data = bytearray(file.read_bytes())
-    with contextlib.closing(PageReader(Files(), str(file))) as reader:
-        (value,) = [value for value in reader.values(reader.trees[0]) if value[6:7] == META]
+    value = meta_value(file)
     at = data.index(value)
     data[at + len(value) - 1] ^= 1
     file.write_bytes(data)

@@ -265,6 +265,63 @@ def test_rows_that_are_in_no_piece_are_uploaded_again_after_the_death_of_the_arc
     topic.check()
 
 
+def step(topic: ShipTopic, number: int) -> None:
+    """Commit, and let the next thing happen to a dump: a job runs, its result arrives, or the rows
+    are uploaded.
+    """
+    topic.commit()
+    (topic.undelay if number % 2 else topic.delay)()
+    if not (topic.threads.run() or topic.threads.deliver()):
+        topic.upload()
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 20], ids=["file", "inline"])
+@pytest.mark.parametrize("steps", range(7))
+def test_a_new_stream_uses_the_dump_that_an_old_one_began(
+    topic: ShipTopic, steps: int, inline_bytes: int
+) -> None:
+    """The archive actor dies at any time of the dump. No piece of its stream has arrived, so a new
+    one begins. No change before, during or after the dump is missing or overtaken.
+    """
+    topic.limits.inline_bytes = inline_bytes
+    topic.start()
+    topic.delay()
+    topic.settle()
+    topic.publish()
+    topic.pass_time(1)
+    topic.refuse()
+    topic.pass_time(2)
+    topic.open()
+    stream, begun = topic.ticks.pieces[-1][0].stream, topic.ticks.begun
+    for number in range(steps):
+        step(topic, number)
+    topic.die()
+    topic.commit()
+    topic.delay()
+    topic.open()
+    step(topic, 1)
+    topic.settle()
+    topic.check()
+    assert topic.ticks.pieces[-1][0].stream != stream
+    assert topic.ticks.begun == begun + 1
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_a_dump_from_which_changes_were_dropped_is_made_again(topic: ShipTopic, steps: int) -> None:
+    topic.start()
+    topic.delay()
+    topic.settle()
+    topic.limits.waiting_bytes = 3_000
+    topic.port.hand(p.ShipAgain(True, 0))
+    for number in range(steps):
+        step(topic, number)
+    for _ in range(5):
+        topic.commit(3_000)
+    topic.shipping.tick()
+    topic.settle()
+    topic.check()
+
+
 # Answers that are lost
 
 
