@@ -178,6 +178,25 @@ def test_fins_before_a_reset_are_carried_out(nsq: Broker, topic: str) -> None:
     assert (row["depth"], row["finish_count"]) == (0, COUNT)
 
 
+@pytest.mark.parametrize("command", [b"TOUCH %s\n", b"REQ %s 0\n"])
+def test_answers_that_cross_deliveries_are_carried_out(
+    nsq: Broker, topic: str, command: bytes
+) -> None:
+    """The client closes its socket while it may get more, so that deliveries reset the connection.
+    The gateway carries out so many commands in several pieces.
+    """
+    for _ in range(2):
+        publish(nsq, topic)
+    with NsqSocket(nsq.nsq) as client:
+        messages = receive(client, topic, COUNT)
+        pairs = zip(messages[::2], messages[1::2], strict=True)
+        answers = (command % one.id + b"FIN %s\n" % other.id for one, other in pairs)
+        client.socket.sendall(b"".join(answers))
+    row = settled_row(nsq, topic)
+    assert row["finish_count"] == COUNT // 2
+    assert row["requeue_count"] == (COUNT // 2 if command.startswith(b"REQ") else 0)
+
+
 @pytest.mark.parametrize("process", ["gateway", "broker"])
 def test_fins_before_a_sigterm_are_carried_out(tmp_path: Path, process: str) -> None:
     broker = Broker(tmp_path / "data", nsq=True)
