@@ -72,7 +72,7 @@ class LinkEnds:
             self._host.every(WAIT_MS, self._ask)
 
     def _ask(self) -> None:
-        """Ask the peers of the reports that are old enough, unless their messages may still wait."""
+        """Ask the peers of the reports that are old enough, unless their messages may wait."""
         if self._port.readable():
             return
         until_ns = time.monotonic_ns() - int(WAIT_MS * NS_PER_MS) // 2
