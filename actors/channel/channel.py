@@ -364,9 +364,15 @@ class ChannelActor(Actor[ChannelStart]):
             message = p.Deliver(
                 delivery.token, delivery.runs, delivery.timeout_ns // NS_PER_MS, delivery.alone
             )
-            if not self.front.send(delivery.peer, message, [delivery.block]):
-                # The consumer is dead, or does not read what it asked for.
-                self.core.unsubscribe(delivery.peer)
+            peer = delivery.peer
+            if self.front.send(peer, message, [delivery.block]):
+                continue
+            if self.front.is_gone(peer):
+                # Its last answers may wait here. `ends` ends it when they are handled.
+                self.core.set_ready(peer, 0)
+                self.core.req(peer, delivery.token, (), p.UNBEGUN, self.due_clock.now_ns())
+            else:  # it does not read what it asked for
+                self.core.unsubscribe(peer)
         return True
 
     def _found_corrupt(self) -> None:

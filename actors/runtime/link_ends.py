@@ -11,8 +11,9 @@ the messages come on different ways. So a report is only a reason to ask: `Port.
 peer a frame, which ZeroMQ refuses if the connection has ended (ROUTER_MANDATORY). A peer that is
 still there stays noted.
 
-It asks a moment after the report. By then the peer's last messages, which ZeroMQ still delivers,
-have been handled: its last answers, and the Bye of a peer that closed.
+It asks a moment after the report, and when no message waits at the port. By then the peer's last
+messages, which ZeroMQ still delivers, have been handled: its last answers, and the Bye of a peer
+that closed. If the port is never empty, the peer's heartbeats are missed first.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class LinkEnds:
             self._host.every(WAIT_MS, self._ask)
 
     def _ask(self) -> None:
-        """Ask the peers of the reports that are old enough."""
+        """Ask the peers of the reports that are old enough, unless their messages may wait."""
+        if self._port.readable():
+            return
         until_ns = time.monotonic_ns() - int(WAIT_MS * NS_PER_MS) // 2
         while self._reports and self._reports[0][0] <= until_ns:
             _, descriptor = self._reports.popleft()

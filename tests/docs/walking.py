@@ -12,7 +12,8 @@ and compares the output.
 
 A comment before a block gives the test further information: `<!-- test: not run, REASON -->`,
 `<!-- test: wants Java -->`, or `<!-- test: until "TEXT" -->` (the block is stopped by SIGTERM once
-it has written that text). The documentation's ports (4150, 4151, 4153) are replaced by free ones.
+it has written that text). The documentation's ports (4150, 4151, 4153, 4155) are replaced by free
+ones.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port, self.nsq, self.http = free_port(), free_port(), free_port()
+        self.other = free_port()  # of a door that a page adds
         self.said = ""  # the standard output of the last block
         self._brokers: list[subprocess.Popen[bytes]] = []
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -155,7 +157,8 @@ class Reader:
             path.write_text(source)
 
     def with_ports(self, text: str) -> str:
-        for documented, port in ((4150, self.nsq), (4151, self.http), (4153, self.port)):
+        ports = {4150: self.nsq, 4151: self.http, 4153: self.port, 4155: self.other}
+        for documented, port in ports.items():
             text = text.replace(f"127.0.0.1:{documented}", f"127.0.0.1:{port}")
         return text
 
@@ -165,7 +168,9 @@ class Reader:
             f"127.0.0.1:{self.http}"
         )
         command = text.strip().replace("zsq serve", f"exec zsq serve {listen}")
-        with (self.folder / "serve.log").open("ab") as log:
+        path = self.folder / "serve.log"
+        with path.open("ab") as log:
+            begin = log.tell()
             self._brokers.append(
                 subprocess.Popen(
                     ["bash", "-c", command],
@@ -176,9 +181,12 @@ class Reader:
                     start_new_session=True,
                 )
             )
-        wait_for(
-            self._answers, 30, f"a broker; it said {(self.folder / 'serve.log').read_text()[-500:]}"
-        )
+
+        def is_ready() -> bool:
+            """Return True if it answers, and has said that all its doors are open."""
+            return b" ready: " in path.read_bytes()[begin:] and self._answers()
+
+        wait_for(is_ready, 30, f"a broker; it said {path.read_text()[-500:]}")
 
     def _answers(self) -> bool:
         with contextlib.suppress(zsq.ZsqError), zsq.Admin(self.env["ZSQ_URL"], timeout=1) as admin:

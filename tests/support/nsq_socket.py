@@ -8,7 +8,7 @@ import json
 import socket
 import struct
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self, cast
 
 
 class Message(NamedTuple):
@@ -16,6 +16,34 @@ class Message(NamedTuple):
     attempts: int
     timestamp_ns: int
     body: bytes
+
+
+class Codec(Protocol):
+    """The compression of a connection, in both directions."""
+
+    def pack(self, data: bytes) -> bytes: ...
+
+    def unpack(self, data: bytes) -> bytes: ...
+
+
+class PackedSocket:
+    """A socket whose bytes are compressed."""
+
+    def __init__(self, below: socket.socket, codec: Codec) -> None:
+        self._below = below
+        self._codec = codec
+
+    def sendall(self, data: bytes) -> None:
+        self._below.sendall(self._codec.pack(data))
+
+    def recv(self, size: int) -> bytes:
+        while data := self._below.recv(size):
+            if plain := self._codec.unpack(data):
+                return plain
+        return b""
+
+    def close(self) -> None:
+        self._below.close()
 
 
 class NsqSocket:
@@ -57,6 +85,11 @@ class NsqSocket:
             self.ask("IDENTIFY", json.dumps({"feature_negotiation": True} | asked).encode())
         )
         return answer
+
+    def compress(self, codec: Codec) -> None:
+        """Compress all further bytes, after an IDENTIFY that has asked for it."""
+        self.socket = cast("socket.socket", PackedSocket(self.socket, codec))
+        self._got = codec.unpack(self._got)
 
     def mpub(self, topic: str, *bodies: bytes) -> str:
         packed = struct.pack(">i", len(bodies)) + b"".join(

@@ -13,6 +13,9 @@ One client's input must not delay the others, and its unfinished commands must n
 stops, sends its last answers and the end, and then discards input for a short time. Closing a
 socket with unread bytes would reset the connection and destroy what the client has not read yet,
 and there are clients that never notice a reset (ansq).
+
+A client may close its socket right behind its last commands. Deliveries that cross them then reset
+the connection. The commands that were received before are carried out all the same.
 """
 
 from __future__ import annotations
@@ -160,11 +163,19 @@ class Connection(asyncio.Protocol):
         return not self._closing
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closing = True
         self._transport = None
+        self._stuck = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self.subscription is not None and self._waiting:
+            self.subscription.set_ready(0)
+            self.subscription.pause(True)
+        self.look()
+
+    def _end(self) -> None:
+        """Forget everything, because the connection is gone."""
+        self._closing = True
         self._rest.clear()
         self._rest_bytes = 0
         self.session.on_closed()
@@ -256,7 +267,13 @@ class Connection(asyncio.Protocol):
         Compressed input is unpacked piece by piece, because 64 KiB of deflate may contain 67 MB of
         commands and must not delay other connections.
         """
-        if self._transport is None or self._closing:
+        if self._transport is None:
+            if self._waiting and self._free and not self.strange and not self._closing:
+                self.gateway.intake.plan(self)
+            else:
+                self._end()
+            return
+        if self._closing:
             return
         self._count()
         waiting = self._waiting
@@ -462,6 +479,7 @@ class Connection(asyncio.Protocol):
             self.subscription = None
         transport = self._transport
         if transport is None:
+            self._end()
             return
         self.gateway.intake.leave(self)
         if self._timer is not None:
@@ -484,8 +502,11 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """End the connection at once and free its memory, even if output is not sent yet."""
-        transport = self._transport
-        self.connection_lost(None)
+        transport, self._transport = self._transport, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._end()
         if transport is not None:
             transport.abort()
 

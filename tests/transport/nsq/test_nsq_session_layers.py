@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.nsq_client import BEAT, OK, Client, Grant, failed, mpub, pub, said, sized
+from support.nsq_client import BEAT, ID, OK, Client, Grant, failed, mpub, pub, said, sized
 
 from zsq.transport.nsq.limits import BYTES_BEFORE_AUTH_MAX, NsqLimits
 from zsq.transport.nsq.session import COMMANDS_PIECE
@@ -88,6 +88,18 @@ def test_a_failed_auth_is_answered_and_ends_the_connection(grant: Grant | str, t
     client.granting[0](grant)
     assert bytes(client.out) == failed(text)
     assert (client.closed, client.calls) == (True, [("authenticate", b"secret")])
+
+
+def test_commands_and_the_end_of_input_wait_for_a_late_auth() -> None:
+    client = Client(AUTH_LIMITS, late="authenticate")
+    assert client.send(SECRET, SUB, b"RDY 5\nFIN " + ID + b"\n", pub(b"t", b"x")) == b""
+    client.session.on_eof()
+    assert not client.closed
+    client.granting[0](Grant())
+    assert bytes(client.out) == GRANTED + OK + OK
+    assert client.closed
+    answers = [call for call in client.calls if call[0] in {"ready", "finish", "publish"}]
+    assert answers == [("ready", 5), ("finish", [ID]), ("publish", "t", [b"x"], 0)]
 
 
 def test_a_second_auth_is_refused() -> None:
