@@ -246,7 +246,7 @@ def test_a_redrive_is_in_the_audit_log_with_its_target(owner: As) -> None:
     told = [
         (
             line["options"]["to"],
-            line["options"]["channel"],
+            line["options"].get("to_channel", ""),
             line["user"],
             line["via"],
             line["result"],
