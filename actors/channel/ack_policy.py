@@ -1,8 +1,8 @@
 """Extension point of a channel: it decides whether consumers may still be served here.
 
-`AckPolicy` is the channel without an extension: it may, as soon as the storage has committed it. A
-room of `actors/` fills the point with a subclass, which it names in `ACKNOWLEDGEMENT`. The storage
-asks its own extension when a commit is confirmed (`actors/storage/extension.py`).
+`AckPolicy` is the channel without an extension, which always serves. A room of `actors/` fills the
+point with a subclass, which it names in `ACKNOWLEDGEMENT`. When a finish is confirmed is decided by
+the storage and its own extension (`actors/storage/extension.py`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 An extension has a file `extension.py`, whose constants are the points that it fills. Each is the
 value itself, or its name as MODULE:NAME, which is resolved when the core asks for it. The file is
 in a room of `actors/`, or in a room of such a room (`gateways/nsq`). So the core imports no
-extension, and a new one changes no table of the core. HACKING.md lists the points.
+extension. HACKING.md lists the points, and the tables to which an extension still adds rows.
 """
 
 from __future__ import annotations
