@@ -40,7 +40,7 @@ from ..statistics.channel_rows import backlog
 from ..statistics.dead_letters import letter_count, senders
 from ..statistics.statistics import total_depth, troubles_of_topic
 from ..supervisor.disk_watch import FREE_BYTES, DiskEvent
-from ..supervisor.extension import Answers, SupervisorExtension, SupervisorParts
+from ..supervisor.extension_point import Answers, SupervisorExtension, SupervisorParts
 from ..supervisor.topics.topic_group import TopicGroup
 from .backlog import (
     AGE,

@@ -14,7 +14,7 @@ from ...transport.errors import E_BUCKET, E_NOT_FOUND, Refused
 from ...transport.wire import protocol as p
 from ..runtime.port import Mail
 from ..runtime.process_table import Child
-from ..supervisor.extension import Condition, SupervisorExtension, SupervisorParts
+from ..supervisor.extension_point import Condition, SupervisorExtension, SupervisorParts
 from ..supervisor.supervisor import EXIT_NOT_PRIMARY
 from .archive_service import ArchiveService
 from .handover import Handover

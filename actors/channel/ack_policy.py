@@ -2,7 +2,7 @@
 
 `AckPolicy` is the channel without an extension, which always serves. A room of `actors/` fills the
 point with a subclass, which it names in `ACKNOWLEDGEMENT`. When a finish is confirmed is decided by
-the storage and its own extension (`actors/storage/extension.py`).
+the storage and its own extension (`actors/storage/extension_point.py`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from ...transport.wire import protocol as p
 from ..primitives.ranges import unread, without
 from ..runtime.port import Envelope, Mail, Port
 from ..settings import options
-from .extension import StorageExtension
+from .extension_point import StorageExtension
 
 log = logging.getLogger("zsq")
 

@@ -54,7 +54,7 @@ from ..runtime.pulses import RetentionPulse, UpkeepPulse
 from ..runtime.worker_thread import Jobs
 from .channels import Channels
 from .commits import StateCommits
-from .extension import StorageExtension
+from .extension_point import StorageExtension
 
 log = logging.getLogger("zsq")
 

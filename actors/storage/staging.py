@@ -65,7 +65,7 @@ from ..runtime.worker_thread import Jobs
 from ..settings import options
 from ..settings.closing import TO_PUBLISHERS
 from .commits import StateCommits
-from .extension import StorageExtension
+from .extension_point import StorageExtension
 from .stages import SealNow, Stages, is_superseded
 
 WAITING_MAX: Final = 256  # requests that wait for one commit: repeats of it and of its abort

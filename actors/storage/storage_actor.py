@@ -58,7 +58,7 @@ from .backups import Backups, BackupState
 from .channels import Channels, OldestTimes
 from .commits import StateCommits
 from .delayed import DelayedListener, DelayedMessages, sequences
-from .extension import extension_class
+from .extension_point import extension_class
 from .reads import Reads
 from .retention import LogUpkeep, RetentionRunner
 from .stages import Stages

@@ -11,7 +11,7 @@ import pkgutil
 
 from ..channel.ack_policy import ack_policy_class
 from ..runtime import process_table as _process_table  # noqa: F401
-from ..storage.extension import extension_class
+from ..storage.extension_point import extension_class
 from .actor_table import preloaded
 
 for _actor in preloaded():

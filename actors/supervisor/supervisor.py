@@ -52,7 +52,7 @@ from .commands.management import Commands
 from .commands.requests import Handlers, Orders, Requests, answered_by
 from .commands.schedules import Schedules
 from .disk_watch import DiskWatch
-from .extension import Condition, SupervisorParts, supervisor_extensions
+from .extension_point import Condition, SupervisorParts, supervisor_extensions
 from .history_keeper import HistoryKeeper
 from .reloading import Fresh, Reloading
 from .service_manager import ServiceManager

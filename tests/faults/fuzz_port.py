@@ -75,6 +75,9 @@ class FakePort(Routed):
         assert all(isinstance(getattr(frame, "bytes", frame), bytes) for frame in frames)
         return not (self.deaf and self.mutator.chance(100))
 
+    def is_gone(self, envelope: Envelope) -> bool:
+        return self.deaf and self.mutator.chance(2)
+
     def close(self) -> None:
         self.closed = True
 

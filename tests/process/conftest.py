@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.broker import Broker
+from support.broker import Broker, wait_for
 
 import zsq
+from zsq.transport.errors import E_CLOSING
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +42,15 @@ def broker(shared: Broker) -> Iterator[Broker]:
     yield shared
     with zsq.Admin(shared.ipc) as admin:
         for topic in admin.stats()["topics"]:
-            with contextlib.suppress(zsq.NotFound):  # an ephemeral topic has ended meanwhile
+            # An ephemeral topic ends by itself.
+            try:
                 admin.delete_topic(topic["topic_name"], force=True)
+            except zsq.NotFound:
+                pass
+            except zsq.Refused as error:
+                if error.code != E_CLOSING:
+                    raise
+        wait_for(lambda: not admin.stats()["topics"], 20, "the end of the last ephemeral topic")
 
 
 @pytest.fixture(params=["ipc", "tcp"])

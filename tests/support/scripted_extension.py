@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from zsq.actors.storage.extension import StorageExtension
+from zsq.actors.storage.extension_point import StorageExtension
 from zsq.storage.log.log import Log
 from zsq.transport.errors import Refused
 

@@ -46,7 +46,7 @@ from ....storage.row_changes import (
 )
 from ....storage.state.state import StateStore
 from ....transport.wire import protocol as p
-from ...storage.extension import ExtendedStorage
+from ...storage.extension_point import ExtendedStorage
 from .archive_link import Answer, ArchiveLink
 from .change_queue import ChangeQueue, Entry
 from .row_dumps import RowDumps

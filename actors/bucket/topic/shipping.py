@@ -37,7 +37,7 @@ from ....storage.bucket.shipping.tick_format import CHANGES_BYTES_MAX, TICK_BYTE
 from ....storage.row_changes import DELAYED, DELAYED_BEGIN, STATE, Change, encode_frames
 from ....transport.errors import E_BUCKET, E_FENCED, Refused
 from ....transport.wire import protocol as p
-from ...storage.extension import ExtendedStorage
+from ...storage.extension_point import ExtendedStorage
 from .archive_link import Answer, ArchiveLink
 from .base_dump import BaseDump
 from .change_queue import ChangeQueue, Entry

@@ -26,7 +26,7 @@ from ....transport.errors import E_BUCKET, Refused
 from ....transport.settings import Retention
 from ....transport.wire import protocol as p
 from ...settings.starts import StorageStart
-from ...storage.extension import Archived, ExtendedStorage, StorageExtension
+from ...storage.extension_point import Archived, ExtendedStorage, StorageExtension
 from .archive_link import ArchiveLink
 from .archiving import Archiver
 from .shipping import ShipLimits, Shipping

@@ -9,7 +9,7 @@ import pytest
 
 from zsq.actors.bucket.supervision import BucketSupervision
 from zsq.actors.runtime.port import Mail
-from zsq.actors.supervisor.extension import SupervisorParts
+from zsq.actors.supervisor.extension_point import SupervisorParts
 from zsq.actors.supervisor.supervisor import EXIT_NOT_PRIMARY
 from zsq.transport.errors import E_BUCKET, E_NOT_FOUND, Refused
 from zsq.transport.wire import protocol as p
