@@ -57,14 +57,15 @@ MISSING: Final = (
     _nothing("lock", "reserve", "trash"),
     _fails(
         "topics",
-        outcome="Topics fail, and the broker runs on. Nothing is created again, because the folder may "
-        "just not be mounted.",
+        outcome="Topics fail, and the broker runs on. Nothing is created again, because the "
+        "folder may just not be mounted.",
         health="is not mounted",
     ),
     _nothing(f"{TOPIC}topic", f"{TOPIC}lock", f"{TOPIC}*.index"),
     _fails(
         f"{TOPIC}*.chunk",
-        outcome="The messages. The topic fails until chunks are restored or its folder is moved away.",
+        outcome="The messages. The topic fails until chunks are restored or its folder is moved "
+        "away.",
         health="no readable chunk",
     ),
     _nothing(f"{TOPIC}state.snapshot", f"{TOPIC}state.starts"),
@@ -77,8 +78,8 @@ MISSING: Final = (
     ),
     Missing(
         (f"{TOPIC}state", f"{TOPIC}state.snapshot"),
-        "The channels with their settings and cursors. The first new channel begins with the oldest message. "
-        "A block or a batch of Spark that is sent again may be stored twice.",
+        "The channels with their settings and cursors. The first new channel begins with the oldest "
+        "message. A block or a batch of Spark that is sent again may be stored twice.",
         depth=None,
         health="all channels are lost",
     ),
