@@ -78,8 +78,8 @@ MISSING: Final = (
     ),
     Missing(
         (f"{TOPIC}state", f"{TOPIC}state.snapshot"),
-        "The channels with their settings and cursors. The first new channel begins with the oldest "
-        "message. A block or a batch of Spark that is sent again may be stored twice.",
+        "The channels with their settings and cursors. The first new channel begins with the "
+        "oldest message. A block or a batch of Spark that is sent again may be stored twice.",
         depth=None,
         health="all channels are lost",
     ),

@@ -19,8 +19,8 @@ from support.spark_topic import Topic
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
-# Addresses from the range that is reserved for tests of networks (RFC 2544). The process has four of
-# its own, because a run that was killed leaves its devices behind.
+# Addresses from the range that is reserved for tests of networks (RFC 2544). The process has four
+# of its own, because a run that was killed leaves its devices behind.
 HERE, THERE = (str(ip_network("198.18.0.0/15")[os.getpid() * 4 % 2**17 + at]) for at in (1, 2))
 ROWS = 40_000
 SIZE = 200
