@@ -188,11 +188,17 @@ def test_a_stored_channel_is_no_first_use(guarded: Guarded) -> None:
     """No first use is recorded, however the channel's consumer connects, even before the topic is
     up again.
     """
+    with (
+        zsq.Producer(guarded.ipc) as producer,
+        zsq.Consumer("stored", "mine", url=guarded.ipc) as consumer,
+    ):
+        producer.publish("stored", b"x")
+        assert consumer.receive(20) is not None
     before = len([row for row in guarded.audited() if row["action"] == "first use"])
     assert guarded.stop() == 0
     guarded.launch()
-    with zsq.Consumer("used", "mine", url=guarded.ipc) as consumer:
-        consumer.receive(20)
+    with zsq.Consumer("stored", "mine", url=guarded.ipc) as consumer:
+        assert consumer.receive(20) is not None
     guarded.wait_ready()
     assert len([row for row in guarded.audited() if row["action"] == "first use"]) == before
 
