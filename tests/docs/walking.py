@@ -77,7 +77,9 @@ def copy_package(folder: Path) -> None:
     for name in ("__init__.py", "__main__.py", "py.typed"):
         shutil.copy2(ROOT / name, folder)
     for layer in ("actors", "apps", "storage", "transport"):
-        shutil.copytree(ROOT / layer, folder / layer)
+        # Another process may be about to rename a new compiled module.
+        unfinished = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(ROOT / layer, folder / layer, ignore=unfinished)
     (folder / "scripts").mkdir()
     shutil.copy2(ROOT / "scripts" / "clients.py", folder / "scripts")
 

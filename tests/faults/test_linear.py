@@ -20,7 +20,6 @@ A = Publish("one", 0, 2, 1.0, 1.1, 0)
 B = Publish("two", 64, 1, 2.0, 2.1, 2)
 C = Publish("one", 128, 1, 3.0, 3.1, 70_000)
 ROWS = ((0, 0), (1, 1), (2, 64), (70_000, 128))
-EARLY = Read(2.5, 2.6, 0, NEVER, ROWS[:3])
 LATE = Read(4.0, 4.1, 0, NEVER, ROWS)
 
 
