@@ -51,16 +51,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     folder = tmp_path_factory.mktemp("attacks")
     rules = folder / "access.toml"
     rules.write_text(access("secret"))
-    one = Broker(folder / "data", "--access", str(rules), nsq=True, http=True)
-    try:
-        one.start()
+    with Broker(folder / "data", "--access", str(rules), nsq=True, http=True) as one:
         with zsq.Admin(one.ipc) as admin:
             admin.create_topic("mine")
             admin.create_topic("other")
             admin.create_channel("victim", "c")
         yield one
-    finally:
-        one.close()
 
 
 class Attacker:

@@ -221,7 +221,7 @@ class Reader:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait(10)
+                process.wait(40)
                 if process.stdout is not None:
                     process.stdout.close()
             errors.seek(0)
@@ -245,7 +245,7 @@ class Reader:
                     broker.wait(30)
                 except subprocess.TimeoutExpired:
                     broker.kill()
-                    broker.wait(10)
+                    broker.wait(40)
 
 
 def _read(stream: IO[Any], until: bytes | None, patience_s: float) -> tuple[bytes, bool]:

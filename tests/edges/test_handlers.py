@@ -37,11 +37,8 @@ Pairs = Callable[[tuple[int, ...]], Iterable[tuple[int | None, int]]]
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("handlers") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("handlers") / "data") as broker:
+        yield broker
 
 
 class Way(NamedTuple):

@@ -36,11 +36,8 @@ WAIT_S: Final = 60.0
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("servers") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("servers") / "data") as broker:
+        yield broker
 
 
 def paths(url: str, topic: str) -> list[str]:

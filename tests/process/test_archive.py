@@ -33,21 +33,15 @@ def make(tmp_path: Path, *extra: str, bucket: str = "") -> Broker:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    one = make(tmp_path)
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with make(tmp_path) as broker:
+        yield broker
 
 
 @pytest.fixture
 def archiving(tmp_path: Path) -> Iterator[Broker]:
     """A broker that copies only full log files, so the bucket has nothing else."""
-    one = make(tmp_path, "--bucket-lag", "none")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with make(tmp_path, "--bucket-lag", "none") as broker:
+        yield broker
 
 
 def publish(broker: Broker, mib: int, first: int = 0) -> int:
@@ -272,12 +266,8 @@ def events(admin: zsq.Admin, text: str) -> list[str]:
 
 
 def test_without_a_bucket_there_is_no_archive_actor(tmp_path: Path) -> None:
-    one = Broker(tmp_path / "data")
-    try:
-        one.start()
+    with Broker(tmp_path / "data") as one:
         assert not one.pids("archive")
-    finally:
-        one.close()
 
 
 def test_a_bucket_that_cannot_be_used_ends_the_start_with_the_reason(tmp_path: Path) -> None:
@@ -326,9 +316,7 @@ def test_a_restored_backup_reads_the_archive_and_writes_nothing_there(
         assert done.returncode == 0, done.stderr
     assert broker.stop() == 0
     before = objects(tmp_path)
-    second = Broker(tmp_path / "restored", *OPTIONS, "--bucket", f"file://{tmp_path}/bucket")
-    try:
-        second.start()
+    with Broker(tmp_path / "restored", *OPTIONS, "--bucket", f"file://{tmp_path}/bucket") as second:
         assert numbers(second) == list(range(count))
         count = publish(second, 8, count)
         assert numbers(second) == list(range(count))
@@ -337,8 +325,6 @@ def test_a_restored_backup_reads_the_archive_and_writes_nothing_there(
         )
         assert topic(second)["log_bytes"] > 10 * MIB, "nothing leaves the disk"
         assert objects(tmp_path) == before
-    finally:
-        second.close()
 
 
 def test_a_real_object_server_keeps_the_archive_and_may_restart(

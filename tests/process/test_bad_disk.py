@@ -193,11 +193,8 @@ def sabotaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
     flag = tmp_path / "fail"
     monkeypatch.setenv("PYTHONPATH", str(SABOTAGE))
     monkeypatch.setenv("ZSQ_SABOTAGE", str(flag))
-    one = Broker(tmp_path / "data")
-    try:
-        yield one.start(), flag
-    finally:
-        one.close()
+    with Broker(tmp_path / "data") as broker:
+        yield broker, flag
 
 
 def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_good_again(

@@ -93,8 +93,7 @@ def test_attempts_count_over_kills_and_a_restart(tmp_path: Path) -> None:
     """Each kill of the channel uses an attempt of what was begun. A message that has used its last
     attempt becomes a dead letter when the channel runs again, even without a consumer.
     """
-    broker = Broker(tmp_path / "data").start()
-    try:
+    with Broker(tmp_path / "data") as broker:
         publish(broker, 3)
         with zsq.Consumer("t", "c", url=broker.ipc, max_attempts=2) as consumer:
             # This commit also stores rows for the other two messages.
@@ -116,8 +115,6 @@ def test_attempts_count_over_kills_and_a_restart(tmp_path: Path) -> None:
             0,
             2,
         ), "once"
-    finally:
-        broker.close()
 
 
 def kill_when_begun(broker: Broker) -> None:

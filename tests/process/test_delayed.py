@@ -197,7 +197,7 @@ def test_delayed_messages_come_once_although_processes_are_killed(
         own_broker.wait_gone(victims)
         if kind == "everything":
             assert own_broker.process is not None
-            own_broker.process.wait(10)
+            own_broker.process.wait(40)
             own_broker.start()
             admin.close()
             admin = zsq.Admin(own_broker.ipc, timeout=60)

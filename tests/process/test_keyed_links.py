@@ -72,16 +72,12 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Keyring:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, ring: Keyring) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("keyed") / "data", *ring.options())
-    try:
-        one.start()
+    with Broker(tmp_path_factory.mktemp("keyed") / "data", *ring.options()) as one:
         with zsq.Admin(one.ipc) as admin:  # the same user on the same machine needs no keys
             for topic in ("clicks", "orders"):
                 admin.create_topic(topic)
                 admin.create_channel(topic, "c")
         yield one
-    finally:
-        one.close()
 
 
 class Raw:

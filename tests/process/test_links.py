@@ -31,16 +31,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         )
         (folder / "bucket").mkdir()
         more = ("--config", str(folder / "zsq.toml"), "--bucket", f"file://{folder}/bucket")
-        one = Broker(folder / "data", *more, nsq=True, http=True)
-        try:
-            one.start()
+        with Broker(folder / "data", *more, nsq=True, http=True) as one:
             with zsq.Admin(one.ipc) as admin:
                 admin.create_channel("t", "c")
                 admin.schedule_add("t", "yearly", "0 0 1 1 *", b"a new year")
             wait_for(lambda: one.pids("scheduler"), what="the scheduler")
             yield one
-        finally:
-            one.close()
 
 
 def actors(broker: Broker) -> list[dict[str, Any]]:

@@ -32,11 +32,10 @@ def lookupd() -> Iterator[LookupdThread]:
 
 @pytest.fixture
 def broker(tmp_path: Path, lookupd: LookupdThread) -> Iterator[Broker]:
-    one = Broker(tmp_path / "data", "--nsq-lookupd-tcp-address", lookupd.tcp, nsq=True, http=True)
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(
+        tmp_path / "data", "--nsq-lookupd-tcp-address", lookupd.tcp, nsq=True, http=True
+    ) as broker:
+        yield broker
 
 
 def took_s(lookupd: LookupdThread, topic: str, channel: str = "", *, there: bool = True) -> float:

@@ -20,11 +20,8 @@ DELIVERIES = 3
 
 @pytest.fixture(scope="module")
 def nsq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    broker = Broker(tmp_path_factory.mktemp("nsq") / "data", nsq=True)
-    try:
-        yield broker.start()
-    finally:
-        broker.close()
+    with Broker(tmp_path_factory.mktemp("nsq") / "data", nsq=True) as broker:
+        yield broker
 
 
 def orders() -> dict[str, list[int]]:

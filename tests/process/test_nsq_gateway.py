@@ -22,11 +22,8 @@ import zsq
 
 @pytest.fixture(scope="module")
 def nsq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    broker = Broker(tmp_path_factory.mktemp("nsq") / "data", nsq=True)
-    try:
-        yield broker.start()
-    finally:
-        broker.close()
+    with Broker(tmp_path_factory.mktemp("nsq") / "data", nsq=True) as broker:
+        yield broker
 
 
 @pytest.fixture
@@ -70,9 +67,7 @@ def test_what_an_nsq_client_published_survives_a_kill(tmp_path: Path) -> None:
     """The gateway answered OK, so the message must survive a power cut, as with any
     other producer.
     """
-    broker = Broker(tmp_path / "data", nsq=True)
-    try:
-        broker.start()
+    with Broker(tmp_path / "data", nsq=True) as broker:
         with NsqSocket(broker.nsq) as client:
             for number in range(20):
                 assert client.ask("PUB t", b"%d" % number) == "OK"
@@ -87,8 +82,6 @@ def test_what_an_nsq_client_published_survives_a_kill(tmp_path: Path) -> None:
             assert [client.message().body for _ in range(20)] == [
                 b"%d" % number for number in range(20)
             ]
-    finally:
-        broker.close()
 
 
 @pytest.mark.parametrize("how", ["cut", "closed"])

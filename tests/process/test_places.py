@@ -320,9 +320,7 @@ def test_a_consumer_that_lost_its_link_waits_for_its_own_place(shared: Broker) -
 
 
 def test_a_start_that_cannot_be_read_is_refused_and_may_be_asked_for_again(tmp_path: Path) -> None:
-    broker = Broker(tmp_path / "data", "--chunk-bytes", str(1 << 20))
-    try:
-        broker.start()
+    with Broker(tmp_path / "data", "--chunk-bytes", str(1 << 20)) as broker:
         with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
             times = []
             for _ in range(6):
@@ -357,5 +355,3 @@ def test_a_start_that_cannot_be_read_is_refused_and_may_be_asked_for_again(tmp_p
             assert not admin.create_channel("t", "new", start=times[1])["existed"]
             assert row(broker.ipc, "t", "new")["next_offset"] == 500
             assert admin.seek("t", "there", times[2]) == {"offset": 1_000}
-    finally:
-        broker.close()

@@ -26,11 +26,8 @@ BACK_S = 5.0
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    one = Broker(tmp_path / "data", "--chunk-bytes", str(MIB), "--keep-bytes", "none")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path / "data", "--chunk-bytes", str(MIB), "--keep-bytes", "none") as broker:
+        yield broker
 
 
 @pytest.fixture

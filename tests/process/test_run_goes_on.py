@@ -302,9 +302,7 @@ def test_a_final_refusal_ends_run_with_the_error(
 def test_a_topic_that_run_may_not_create_ends_it(
     tmp_path: Path, run_all: Callable[..., list[Running]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker = Broker(tmp_path / "data", "--auto-create", "publishers")
-    try:
-        broker.start()
+    with Broker(tmp_path / "data", "--auto-create", "publishers") as broker:
         for running in run_all(broker.ipc, "absent"):
             assert isinstance(running.ended(), zsq.NotFound)
         with zsq.Admin(broker.ipc) as admin:
@@ -312,8 +310,6 @@ def test_a_topic_that_run_may_not_create_ends_it(
         publish(broker.ipc, "t", b"a")
         expect_in_all(run_all(broker.ipc, "t"), b"a")
         assert caplog.text.count("run ends: NotFound: E_NOT_FOUND ") == len(KINDS)
-    finally:
-        broker.close()
 
 
 def test_run_with_a_timeout_ends_when_no_broker_answers(

@@ -279,9 +279,7 @@ def test_a_big_commit_stops_no_publisher(own_broker: Broker) -> None:
 
 
 def test_orphans_go_after_their_time(tmp_path: Path) -> None:
-    broker = Broker(tmp_path / "data", "--stage-timeout", "2")
-    try:
-        broker.start()
+    with Broker(tmp_path / "data", "--stage-timeout", "2") as broker:
         sealed = write(broker.ipc, bodies_of("sealed", 10))
         with (
             StageWriter(broker.ipc, TOPIC, "at work", 1, heartbeat_ms=1_000) as writer,
@@ -311,8 +309,6 @@ def test_orphans_go_after_their_time(tmp_path: Path) -> None:
             part = writer.seal()
             committer.commit("at work", 1, [part])
         assert stored(broker.ipc) == [b"open"]
-    finally:
-        broker.close()
 
 
 def test_a_stage_of_a_deleted_topic_cannot_be_committed(own_broker: Broker) -> None:
