@@ -117,7 +117,7 @@ def reloads(running: Running, pids: set[int]) -> bool:
     """
     running.change()
     with contextlib.suppress(AssertionError):
-        wait_for(lambda: running.get("/last") not in pids, 5)
+        wait_for(lambda: running.get("/last") not in pids, 30)
         return True
     return False
 

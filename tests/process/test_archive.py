@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,15 @@ def numbers(broker: Broker, first: int = 0) -> list[int]:
             ]
             offset = blocks[-1].next_offset
     return found
+
+
+def is_readable(broker: Broker) -> bool:
+    """Return False while the broker checks the bucket."""
+    try:
+        with zsq.Reader(TOPIC, url=broker.ipc, timeout=60) as reader:
+            return bool(reader.read(0, 1).blocks)
+    except Refused:
+        return False
 
 
 def objects(tmp_path: Path) -> list[str]:
@@ -228,6 +238,7 @@ def test_nothing_is_lost_when_topic_and_archive_are_killed_together(broker: Brok
         for kind in ("topic", "archive"):
             for pid in broker.pids(kind):
                 kill(pid)
+        wait_for(partial(is_readable, broker), 60, "the bucket")
         assert numbers(broker) == list(range(count))
     wait_archived(broker)
     assert numbers(broker) == list(range(count))
@@ -287,7 +298,7 @@ def test_an_empty_bucket_is_refused_if_the_broker_has_archived_elsewhere(
     """The empty folder may be the place of a file system that is not mounted."""
     count = publish(broker, 8)
     wait_archived(broker)
-    wait_for(lambda: '"bucket"' in (tmp_path / "data/registry.json").read_text(), 10)
+    wait_for(lambda: '"bucket"' in (tmp_path / "data/registry.json").read_text(), 30)
     assert broker.stop() == 0
     (tmp_path / "bucket").rename(tmp_path / "not-mounted")
     (tmp_path / "bucket").mkdir()
@@ -307,7 +318,7 @@ def test_a_restored_backup_reads_the_archive_and_writes_nothing_there(
 ) -> None:
     count = publish(broker, 10)
     wait_archived(broker)
-    wait_for(lambda: '"bucket"' in (tmp_path / "data/registry.json").read_text(), 10)
+    wait_for(lambda: '"bucket"' in (tmp_path / "data/registry.json").read_text(), 30)
     for arguments in (
         ("backup", f"{tmp_path}/data", f"{tmp_path}/copy"),
         ("restore", f"{tmp_path}/copy", f"{tmp_path}/restored"),

@@ -79,13 +79,10 @@ def test_deferred_messages_survive_kills_with_their_attempts(own_broker: Broker,
     else:
         for pid in own_broker.pids(kind):
             kill(pid)
-    wait_for(
-        lambda: row(own_broker, "t").get("deferred_count") == 300, 5, "the deferred ones of before"
-    )
     found = take(own_broker, "t", 300)
     assert sorted(int(body) for body, _ in found) == list(range(300))
     assert {attempts for _, attempts in found} == {2}
-    wait_for(lambda: row(own_broker, "t")["deferred_count"] == 0, 10, "none deferred")
+    wait_for(lambda: row(own_broker, "t")["deferred_count"] == 0, 30, "none deferred")
 
 
 def test_no_deferred_message_comes_early(broker: Broker) -> None:
@@ -107,7 +104,7 @@ def test_emptying_a_channel_clears_its_deferred_messages(own_broker: Broker) -> 
     defer(own_broker, "t", 50, 3_000.0)
     with zsq.Admin(own_broker.ipc) as admin:
         admin.empty("t", "c")
-        wait_for(lambda: row(own_broker, "t")["deferred_count"] == 0, 10, "none deferred")
+        wait_for(lambda: row(own_broker, "t")["deferred_count"] == 0, 30, "none deferred")
         for pid in own_broker.pids("channel"):
             kill(pid)
         wait_for(lambda: row(own_broker, "t").get("health") == "OK", 30, "the channel")

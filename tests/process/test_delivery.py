@@ -66,7 +66,7 @@ def test_first_channel_gets_what_waits_and_a_later_one_what_comes_after(
                 admin.create_channel(topic, "later")
             wait_for(
                 lambda: channel_row(url, topic, "later")["client_count"] == 1,
-                10,
+                30,
                 "the second subscription",
             )
             producer.publish(topic, b"3")
@@ -166,7 +166,7 @@ def test_timeout_gives_the_message_to_another_and_the_old_lease_changes_nothing(
             lambda: (
                 channel_row(url, topic, "c")["client_count"] == 2 if _exists(url, topic) else False
             ),
-            10,
+            30,
             "two consumers",
         )
         producer.publish_many(topic, [b"1", b"2"])

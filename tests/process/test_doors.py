@@ -135,7 +135,7 @@ def test_the_audit_log_has_each_action_with_its_user(guarded: Guarded) -> None:
         admin.topics()
     wait_for(
         lambda: len([row for row in guarded.audited() if row["topic"] == "audited"]) == 3,
-        10,
+        30,
         "three lines",
     )
     rows = [row for row in guarded.audited() if row["topic"] == "audited"]
@@ -224,7 +224,7 @@ def test_new_rules_and_certificates_hold_at_once(guarded: Guarded) -> None:
         guarded.reload("are read again")
         wait_for(
             lambda: etl.get("/stats").status_code == 403,
-            10,
+            30,
             "the new rules over HTTP, on a connection that was there",
         )
         assert etl.get("/stats").json()["message"] == "AUTH_FAILED"

@@ -138,7 +138,7 @@ def test_a_gateway_that_does_not_answer_a_reload_is_started_again_and_health_is_
         lambda: (
             b"alarm cleared: broker: all gateways have the new settings" in broker.log.read_bytes()
         ),
-        10,
+        30,
         "the alarm's end",
     )
     works(broker)

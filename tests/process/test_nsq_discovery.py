@@ -43,7 +43,7 @@ def took_s(lookupd: LookupdThread, topic: str, channel: str = "", *, there: bool
     begun = time.monotonic()
     wait_for(
         lambda: ((topic, channel) in lookupd.here()) is there,
-        10,
+        30,
         f"the registration of {topic} {channel}",
     )
     return time.monotonic() - begun

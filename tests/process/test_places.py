@@ -132,10 +132,10 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
         messages[0].finish(sync=True)
         messages[2].requeue(delay=600)
         messages[1].requeue(delay=900)
-        wait_for(lambda: row(url, topic, "c")["deferred_count"] == 2, 10, "the requeues")
+        wait_for(lambda: row(url, topic, "c")["deferred_count"] == 2, 30, "the requeues")
         wait_for(
             lambda: row(url, topic, "c")["in_flight_count"] == 6,
-            10,
+            30,
             "three more messages, for three were answered",
         )
         before = row(url, topic, "c")
@@ -153,7 +153,7 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
         out = found.messages[3]
         assert out.consumer == "worker 1"
         assert 0 <= out.held_s < 30
-        assert 59 < out.held_s + out.left_s <= 60.1
+        assert 59 < out.held_s + out.left_s < 62
         assert 590 < found.messages[9].due_ns / 1e9 - time.time() <= 600
         after = row(url, topic, "c")
         for name in (
@@ -168,7 +168,7 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
             assert before[name] == after[name], name
         admin.pause(topic, "c")
         messages[3].requeue()
-        wait_for(lambda: admin.peek(topic, "c", 1).counts["requeued"] == 1, 10, "the requeue")
+        wait_for(lambda: admin.peek(topic, "c", 1).counts["requeued"] == 1, 30, "the requeue")
         found = admin.peek(topic, "c", 2)
         assert found.paused
         assert [one for one in shown(found) if one[1] in ("requeued", "new")] == [
@@ -226,7 +226,7 @@ def test_a_peek_of_what_is_deferred_outlives_the_channel(shared: Broker) -> None
                 ]
             return bool(found)
 
-        wait_for(looked, 10, "an answer of the next channel")
+        wait_for(looked, 30, "an answer of the next channel")
         assert found == [(1, "deferred"), (2, "deferred"), (0, "deferred")]
 
 

@@ -130,7 +130,7 @@ def test_a_topic_that_is_asked_for_while_the_broker_stops_is_refused(tmp_path: P
             with zsq.Admin(broker.ipc, timeout=5) as admin:
                 admin.topics()  # the client is connected now
                 terminate(broker)
-                wait_for(lambda: b" stopping" in broker.log.read_bytes(), 10, "the stop")
+                wait_for(lambda: b" stopping" in broker.log.read_bytes(), 30, "the stop")
                 with pytest.raises(zsq.Refused, match="the broker is stopping"):
                     admin.create_topic("new")
         finally:

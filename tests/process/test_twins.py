@@ -102,7 +102,7 @@ def test_a_broker_whose_sockets_are_removed_says_so_and_ends(own_broker: Broker,
         message = consumer.receive(20)
         assert message is not None
         assert message.body == b"x"
-    wait_for(lambda: own_broker.pids("topic"), 10, "the topic")
+    wait_for(lambda: own_broker.pids("topic"), 30, "the topic")
 
 
 def test_a_data_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
