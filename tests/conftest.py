@@ -77,9 +77,10 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each test the mark of its folder. Start the files with long tests first: the other cores
-    would wait for one of them at the end. They give their tests more time than usual.
+    would wait for one of them at the end. They give their tests more time than usual. Of the other
+    files, those with slow tests come first.
     """
-    seconds: dict[Path, float] = {}
+    weights: dict[Path, tuple[float, bool]] = {}
     for item in items:
         mark = mark_of_folder(item.path.parent)
         is_smoke = item.get_closest_marker("smoke") is not None
@@ -87,8 +88,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(mark)
         timeout = item.get_closest_marker("timeout")
         allowed = float(timeout.args[0]) if timeout else 0.0
-        seconds[item.path] = max(allowed, seconds.get(item.path, 0.0))
-    items.sort(key=lambda item: -seconds[item.path])
+        weight = allowed, item.get_closest_marker("slow") is not None
+        weights[item.path] = max(weight, weights.get(item.path, weight))
+    items.sort(key=lambda item: weights[item.path], reverse=True)
 
 
 @pytest.fixture(autouse=True)

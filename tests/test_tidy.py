@@ -349,19 +349,6 @@ def test_the_bans_can_fail(name: str, source: str) -> None:
     assert len(banned(name, source)) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "source"),
-    [
-        ("apps/demo.py", "import time\ntime.sleep(1)\n"),
-        ("storage/files.py", "import os\nos.fsync(3)\n"),
-        ("storage/log/log.py", "files.open(1)  # not open(\n"),
-        ("transport/client/blocking/client.py", "'print('\n"),
-    ],
-)
-def test_the_bans_spare_what_is_right(name: str, source: str) -> None:
-    assert not banned(name, source)
-
-
 def test_the_checks_of_sizes_can_fail() -> None:
     body = "    pass\n" * FUNCTION_LINES_MAX
     assert long_functions("a.py", ast.parse(f"def f():\n{body}"))

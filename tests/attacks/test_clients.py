@@ -69,11 +69,8 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Start a broker with an access file, which only its own user reaches, over ipc."""
     folder = tmp_path_factory.mktemp("victim")
     (folder / "access.toml").write_text("[users]\n")
-    one = Broker(folder / "data", "--access", str(folder / "access.toml"), "--no-listen")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(folder / "data", "--access", str(folder / "access.toml"), "--no-listen") as broker:
+        yield broker
 
 
 def spread_to(url: str) -> Answer:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from support.broker import Broker, wait_for
+from support.http_api import served
 from support.memory import private_bytes
 
 from zsq.actors.gateways.http.web.limits import HttpLimits
@@ -60,11 +61,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     access = folder / "access.toml"
     access.write_text(ACCESS)
     access.chmod(0o600)
-    one = Broker(folder / "data", "--access", str(access), "--no-listen", http=True)
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(folder / "data", "--access", str(access), "--no-listen", http=True) as broker:
+        yield broker
 
 
 def gateway(broker: Broker) -> int:
@@ -472,6 +470,16 @@ def vanish(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, 26, program)  # SO_ATTACH_FILTER
 
 
+def test_a_connection_of_a_vanished_client_ends() -> None:
+    with served(HttpLimits(vanished_s=2.0)) as site, site.dial() as sock:
+        sock.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert sock.recv(65_536).startswith(b"HTTP/1.1 200")
+        vanish(sock)
+        assert site.server.connections
+        wait_for(lambda: not site.server.connections, 30, "the end of the connection")
+
+
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_streams_of_vanished_clients_end(broker: Broker) -> None:
     """Nothing closes their connections, and nothing comes that a stream could fail to send."""

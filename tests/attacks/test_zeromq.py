@@ -86,13 +86,10 @@ def keyring(tmp_path_factory: pytest.TempPathFactory) -> Keyring:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, keyring: Keyring) -> Iterator[Broker]:
-    one = Broker(
+    with Broker(
         tmp_path_factory.mktemp("broker") / "data", *keyring.options(), http=True, nsq=True
-    )
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    ) as broker:
+        yield broker
 
 
 class As:
@@ -354,9 +351,7 @@ def test_two_channels_with_one_default_name_do_not_share_their_dead_letters(owne
 
 
 def test_the_owner_of_dead_letters_is_known_after_a_restart(tmp_path: Path) -> None:
-    one = Broker(tmp_path / "data", "--no-listen")
-    try:
-        one.start()
+    with Broker(tmp_path / "data", "--no-listen") as one:
         with zsq.Admin(one.ipc) as admin, zsq.Producer(one.ipc) as producer:
             admin.create_channel("eu.orders", "x")
             producer.publish("eu.orders", b"a")
@@ -374,8 +369,6 @@ def test_the_owner_of_dead_letters_is_known_after_a_restart(tmp_path: Path) -> N
         one.start()
         with zsq.Admin(one.ipc) as admin, pytest.raises(zsq.Refused, match="E_IN_USE"):
             admin.create_channel("eu", "orders.x", max_attempts=3)
-    finally:
-        one.close()
 
 
 # Transactions and stages
@@ -445,9 +438,7 @@ def test_the_owner_of_a_transaction_is_known_after_a_crash(
     """The owner of a transaction is read from the mark in the log if the state was not committed
     yet. The owner of a stage is read from its row.
     """
-    one = Broker(tmp_path / "data", *keyring.options())
-    try:
-        one.start()
+    with Broker(tmp_path / "data", *keyring.options()) as one:
         etl, rival = As(one, keyring, "etl"), As(one, keyring, "rival")
         part = staged(etl, "kept", 1, b"a")
         commit(etl, "app", 1, [staged(etl, "app", 1, b"a")])
@@ -462,8 +453,6 @@ def test_the_owner_of_a_transaction_is_known_after_a_crash(
         with pytest.raises(zsq.Refused, match="E_FORBIDDEN"):
             commit(rival, "kept", 1, [part])
         assert commit(etl, "kept", 1, [part])["messages"] == 1
-    finally:
-        one.close()
 
 
 # Quotas
@@ -546,9 +535,7 @@ def test_processes_are_bounded_and_what_is_there_goes_on(tmp_path: Path) -> None
     """One client creates topics as fast as it can, until the limit refuses them. A publisher that
     was there before is not disturbed.
     """
-    one = Broker(tmp_path / "data", "--no-listen", "--processes-max", "24")
-    try:
-        one.start()
+    with Broker(tmp_path / "data", "--no-listen", "--processes-max", "24") as one:
         with zsq.Admin(one.ipc, timeout=20) as admin, zsq.Producer(one.ipc, timeout=20) as honest:
             honest.publish("honest", b"a")
             made, refusal = until_refused(lambda number: admin.create_topic(f"evil.{number}"))
@@ -565,8 +552,6 @@ def test_processes_are_bounded_and_what_is_there_goes_on(tmp_path: Path) -> None
         one.extra = ("--no-nsq", "--no-http", "--no-listen", "--processes-max", "16")
         one.start()  # existing topics start whatever the limit is
         assert end_of(one, "honest") == 2
-    finally:
-        one.close()
 
 
 def until_refused(order: Callable[[int], object]) -> tuple[int, zsq.Refused]:

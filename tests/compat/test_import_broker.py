@@ -41,8 +41,7 @@ def test_every_body_of_a_cleanly_stopped_nsqd_reaches_a_consumer(tmp_path: Path)
     out, err = cli("import-nsqd", source, "--data-dir", tmp_path / "data")
     assert "clicks: 1100 messages (archive 500, metrics.v2 600; 0 for all channels)" in out
     assert not err
-    broker = Broker(tmp_path / "data").start()
-    try:
+    with Broker(tmp_path / "data") as broker:
         there = expected("clean")
         clicks = there["clicks"]["channels"]
         archive = consumed(broker, "clicks", "archive", 500)
@@ -70,8 +69,6 @@ def test_every_body_of_a_cleanly_stopped_nsqd_reaches_a_consumer(tmp_path: Path)
         assert cli("import-nsqd", source, "--data-dir", tmp_path / "data", code=1)[1].startswith(
             "zsq: E_CLOSING"
         ), "the broker runs"
-    finally:
-        broker.close()
     assert "was imported before" in cli("import-nsqd", source, "--data-dir", tmp_path / "data")[0]
     out, err = cli("export-nsqd", tmp_path / "out", "--data-dir", tmp_path / "data")
     assert "clicks:archive: 1 messages" in out
@@ -88,8 +85,7 @@ def test_a_channel_of_a_paused_topic_gets_its_own_backlog_and_the_rest_later(
         tmp_path / "nsqd", listed, {"t": [common], "t:c": [own["c"]], "t:d": [own["d"]]}
     )
     cli("import-nsqd", source, "--data-dir", tmp_path / "data")
-    broker = Broker(tmp_path / "data").start()
-    try:
+    with Broker(tmp_path / "data") as broker:
         for channel, its in own.items():
             assert {one[0] for one in consumed(broker, "t", channel, len(its))} == {
                 sha(one.body) for one in its
@@ -100,23 +96,18 @@ def test_a_channel_of_a_paused_topic_gets_its_own_backlog_and_the_rest_later(
             assert [one[0] for one in consumed(broker, "t", channel, 2)] == [
                 sha(one.body) for one in common
             ]
-    finally:
-        broker.close()
 
 
 def test_a_killed_nsqd_loses_nothing_here(tmp_path: Path) -> None:
     source = fixture("killed", tmp_path)
     err = cli("import-nsqd", source, "--data-dir", tmp_path / "data")[1]
     assert "never-synced: its metadata is missing" in err
-    broker = Broker(tmp_path / "data").start()
-    try:
+    with Broker(tmp_path / "data") as broker:
         for name, topic in expected("killed").items():
             assert [one[0] for one in consumed(broker, name, "c", len(topic["waiting"]))] == topic[
                 "waiting"
             ]
         wait_for(lambda: broker.actors(), what="the broker")
-    finally:
-        broker.close()
 
 
 def test_an_import_that_is_killed_is_run_again(tmp_path: Path) -> None:
@@ -178,12 +169,9 @@ def test_a_broker_started_after_a_killed_import_takes_its_space_back(tmp_path: P
     running.kill()
     running.wait()
     assert '"begun"' in (tmp_path / "data/registry.json").read_text()
-    broker = Broker(tmp_path / "data").start()
-    try:
+    with Broker(tmp_path / "data"):
         assert not (tmp_path / "data/import.tmp").exists()
         assert '"begun"' not in (tmp_path / "data/registry.json").read_text()
-    finally:
-        broker.close()
     assert (
         cli("import-nsqd", source, "--data-dir", tmp_path / "data")[0]
         == "a: 20000 messages (no channel; 20000 for all channels)\n"

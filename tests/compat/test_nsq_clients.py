@@ -48,11 +48,10 @@ def broker(
         "--nsq-broadcast-address",
         "127.0.0.1",
     )
-    broker = Broker(tmp_path_factory.mktemp("compat") / "data", *options, nsq=True, http=True)
-    try:
-        yield broker.start()
-    finally:
-        broker.close()
+    with Broker(
+        tmp_path_factory.mktemp("compat") / "data", *options, nsq=True, http=True
+    ) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +65,15 @@ def hasty(tmp_path_factory: pytest.TempPathFactory, lookupd: LookupdThread) -> I
         "--nsq-broadcast-address",
         "127.0.0.1",
     )
-    broker = Broker(
+    with Broker(
         tmp_path_factory.mktemp("hasty") / "data",
         *options,
         "--nsq-lookupd-tcp-address",
         lookupd.tcp,
         nsq=True,
         http=True,
-    )
-    try:
-        yield broker.start()
-    finally:
-        broker.close()
+    ) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="module")

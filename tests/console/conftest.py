@@ -22,18 +22,15 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    made = Broker(
+    with Broker(
         tmp_path_factory.mktemp("console") / "data",
         "--alarm-depth",
         "40",
         "--alarm-hold",
         "0.5s",
         http=True,
-    )
-    try:
-        yield made.start()
-    finally:
-        made.close()
+    ) as broker:
+        yield broker
 
 
 @pytest.fixture

@@ -18,15 +18,12 @@ import zsq
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    made = Broker(
+    with Broker(
         tmp_path_factory.mktemp("incidents") / "data",
         *("--alarm-hold", "0.2s", "--alarm-dead-letters", "99", "--alarm-total-dead-letters", "6"),
         http=True,
-    )
-    try:
-        yield made.start()
-    finally:
-        made.close()
+    ) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="module")

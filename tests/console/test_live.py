@@ -103,8 +103,7 @@ def test_times_grow_with_the_clock(window: Window, broker: Broker) -> None:
 
 
 def test_a_lost_connection_is_said_and_mended(window_of: WindowOf, tmp_path: Path) -> None:
-    broker = Broker(tmp_path / "data", http=True).start()
-    try:
+    with Broker(tmp_path / "data", http=True) as broker:
         with zsq.Producer(broker.ipc) as producer:
             producer.publish("clicks", b"one")
         window = window_of(broker)
@@ -132,15 +131,12 @@ def test_a_lost_connection_is_said_and_mended(window_of: WindowOf, tmp_path: Pat
         # The jump of the clock makes the page ask for its charts while the broker is away.
         assert all("The broker was not reached" in one for one in window.complaints)
         window.complaints.clear()
-    finally:
-        broker.close()
 
 
 def test_a_page_says_that_the_broker_is_away_and_not_that_its_topic_is_gone(
     window_of: WindowOf, tmp_path: Path
 ) -> None:
-    broker = Broker(tmp_path / "data", http=True).start()
-    try:
+    with Broker(tmp_path / "data", http=True) as broker:
         with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
             producer.publish("clicks", b"one")
             producer.publish("orders", b"one")
@@ -161,8 +157,6 @@ def test_a_page_says_that_the_broker_is_away_and_not_that_its_topic_is_gone(
         assert time.monotonic() - started < 12
         page.get_by_text("The broker has not answered yet.").wait_for(state="hidden")
         window.complaints.clear()
-    finally:
-        broker.close()
 
 
 def test_a_draft_survives_a_click_outside_its_dialog(window: Window, broker: Broker) -> None:

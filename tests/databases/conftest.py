@@ -21,11 +21,8 @@ from support.topic import Topic
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("zsq") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("zsq") / "data") as broker:
+        yield broker
 
 
 @pytest.fixture

@@ -24,11 +24,8 @@ if ("CI" not in os.environ or os.environ.get("ZSQ_TEST_SUITE") == "fast") and no
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("zsq") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("zsq") / "data") as broker:
+        yield broker
 
 
 @pytest.fixture

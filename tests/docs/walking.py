@@ -77,7 +77,9 @@ def copy_package(folder: Path) -> None:
     for name in ("__init__.py", "__main__.py", "py.typed"):
         shutil.copy2(ROOT / name, folder)
     for layer in ("actors", "apps", "storage", "transport"):
-        shutil.copytree(ROOT / layer, folder / layer)
+        # Another process may be about to rename a new compiled module.
+        unfinished = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(ROOT / layer, folder / layer, ignore=unfinished)
     (folder / "scripts").mkdir()
     shutil.copy2(ROOT / "scripts" / "clients.py", folder / "scripts")
 
@@ -219,7 +221,7 @@ class Reader:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait(10)
+                process.wait(40)
                 if process.stdout is not None:
                     process.stdout.close()
             errors.seek(0)
@@ -243,7 +245,7 @@ class Reader:
                     broker.wait(30)
                 except subprocess.TimeoutExpired:
                     broker.kill()
-                    broker.wait(10)
+                    broker.wait(40)
 
 
 def _read(stream: IO[Any], until: bytes | None, patience_s: float) -> tuple[bytes, bool]:

@@ -1,7 +1,7 @@
 """Programs whose handler does something unusual with one of its messages, and what comes.
 
-Each row of `HANDLERS` runs with each prefetch and each concurrency, in threads and in asyncio: the
-outcome is the same for all of them.
+Each row of `HANDLERS` runs with several prefetches and concurrencies, in threads and in asyncio:
+the outcome is the same for all of them.
 """
 
 from __future__ import annotations

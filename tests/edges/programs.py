@@ -74,9 +74,6 @@ async def work():
 
 """
 
-_MAIN: Final = """\
-if __name__ == "__main__":
-"""
 
 _CHILD: Final = """\
 def child():

@@ -69,6 +69,7 @@ class Scene:
     """A broker with a topic, and a running program of each kind."""
 
     def __init__(self, folder: Path) -> None:
+        self.can_go_on = True
         self.broker = Broker(folder / "data").start()
         self.admin = zsq.Admin(self.broker.tcp, timeout=60)
         self.admin.create_topic("t")
@@ -99,13 +100,24 @@ class Scene:
         self.broker.close()
 
 
+@pytest.fixture(scope="module")
+def scenes() -> Iterator[list[Scene]]:
+    """Keep the scene that the next test can use."""
+    kept: list[Scene] = []
+    yield kept
+    for scene in kept:
+        scene.close()
+
+
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    made = Scene(tmp_path)
-    try:
-        yield made
-    finally:
-        made.close()
+def scene(scenes: list[Scene], tmp_path: Path) -> Iterator[Scene]:
+    """Return a scene. Tests share it until one of them fails or deletes its topic."""
+    scene = scenes.pop() if scenes else Scene(tmp_path)
+    yield scene
+    if scene.can_go_on:
+        scenes.append(scene)
+    else:
+        scene.close()
 
 
 def stop_and_start(scene: Scene) -> None:
@@ -195,6 +207,7 @@ EVENTS: Final[dict[str, Callable[[Scene], None]]] = {
 
 @pytest.mark.parametrize("event", OUTCOMES)
 def test_each_client_does_what_the_table_says(event: str, scene: Scene) -> None:
+    scene.can_go_on = False
     scene.wait_go_on(CLIENTS)
     scene.forget()
     EVENTS[event](scene)
@@ -213,6 +226,7 @@ def test_each_client_does_what_the_table_says(event: str, scene: Scene) -> None:
         assert scene.programs[name].process.poll() is None, said
     if "deletes the topic" not in event:
         check_stored_once(scene)
+        scene.can_go_on = True
 
 
 def check_stored_once(scene: Scene) -> None:

@@ -1,4 +1,6 @@
-"""Tests of handlers that do something unusual, with each prefetch and concurrency."""
+"""Tests of handlers that do something unusual. In the long suite, they run with each prefetch and
+each concurrency, and otherwise with some.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,15 +32,13 @@ from .handlers import (
 pytestmark = pytest.mark.timeout(300)
 
 WAIT_S: Final = 120.0
+Pairs = Callable[[tuple[int, ...]], Iterable[tuple[int | None, int]]]
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("handlers") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("handlers") / "data") as broker:
+        yield broker
 
 
 class Way(NamedTuple):
@@ -95,20 +96,28 @@ def left(row: dict[str, Any]) -> int:
     return sum(int(row[name]) for name in names)
 
 
+def some(concurrencies: tuple[int, ...]) -> tuple[tuple[int | None, int], ...]:
+    """Return two pairs of a prefetch and a concurrency."""
+    return (1, concurrencies[-1]), (None, concurrencies[0])
+
+
+def each(concurrencies: tuple[int, ...]) -> Iterator[tuple[int | None, int]]:
+    return product(READIES, concurrencies)
+
+
 @pytest.mark.parametrize("name", HANDLERS)
+@pytest.mark.parametrize("pairs", [some, pytest.param(each, marks=pytest.mark.long)])
 def test_a_handler_has_the_same_outcome_in_each_way(
-    name: str, broker: Broker, tmp_path: Path
+    name: str, pairs: Pairs, broker: Broker, tmp_path: Path
 ) -> None:
-    handler, topic = HANDLERS[name], f"handled-{list(HANDLERS).index(name)}"
+    handler = HANDLERS[name]
+    topic = f"{pairs.__name__}-{list(HANDLERS).index(name)}"
     ways = {
-        f"c{number}": way
-        for number, way in enumerate(
-            Way(is_async, ready, concurrency)
-            for is_async in (False, True)
-            for ready in READIES
-            for concurrency in handler.concurrencies
-            if (handler.asyncio if is_async else handler.threads)
+        f"c{number}": Way(is_async, *pair)
+        for number, (is_async, pair) in enumerate(
+            product((False, True), pairs(handler.concurrencies))
         )
+        if (handler.asyncio if is_async else handler.threads)
     }
     with zsq.Admin(broker.tcp, timeout=60) as admin:
         admin.create_topic(topic)

@@ -40,11 +40,8 @@ CHANNELS: Final = tuple(f"c{number}" for number in range(len(HELD)))
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("edges") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("edges") / "data") as broker:
+        yield broker
 
 
 @pytest.fixture(scope="module")

@@ -36,11 +36,8 @@ WAIT_S: Final = 60.0
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("servers") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("servers") / "data") as broker:
+        yield broker
 
 
 def paths(url: str, topic: str) -> list[str]:
@@ -120,7 +117,7 @@ def reloads(running: Running, pids: set[int]) -> bool:
     """
     running.change()
     with contextlib.suppress(AssertionError):
-        wait_for(lambda: running.get("/last") not in pids, 5)
+        wait_for(lambda: running.get("/last") not in pids, 30)
         return True
     return False
 

@@ -27,7 +27,6 @@ from typing import Any, Final, NamedTuple
 from support.faulty_files import FaultyFiles, FaultyNode
 from support.lmdb_calls import LmdbCall
 
-MODES: Final = ("once", "sticky", "late", "half", "short")
 WRITES: Final = frozenset({"writev", "lmdb_write", "lmdb_meta"})
 SYNCS: Final = frozenset({"sync", "sync_folder", "lmdb_sync"})
 NAMES: Final = frozenset({"open_new", "make_folder", "rename", "remove", "note"})

@@ -1,5 +1,5 @@
 """Tests of the bucket torture's checker (`support/torture/bucket/history.py`): it finds every
-broken promise, and complains about nothing else.
+broken promise. A complaint about anything else fails a torture.
 """
 
 from __future__ import annotations
@@ -52,23 +52,6 @@ class Story:
 @pytest.fixture
 def story() -> Story:
     return Story()
-
-
-def test_the_checker_accepts_a_history_without_a_broken_promise(story: Story) -> None:
-    first = story.publish(SAFE, 0, 1.0, count=3)
-    kept = story.publish(FAST, 0, 1.0)
-    lost = story.publish(FAST, 1, 2.0)
-    last = story.publish(FAST, 2, 2.1 + LAG_S)
-    later = story.delay(SAFE, 2.0)
-    story.read(SAFE, [(0, first.number), (1, first.number + 1), (2, first.number + 2)])
-    story.read(FAST, [(0, kept.number), (1, lost.number), (2, last.number)])
-    story.lose_disk(FAST, 0)
-    story.read(FAST, [(0, kept.number)])
-    story.read(SAFE, [(70_000, later.number)])
-    story.history.check_delayed(SAFE)
-    assert story.history.complaints == []
-    assert story.history.counts["lost within the bound"] == 2
-    assert story.history.counts["delayed checked"] == 1
 
 
 def test_the_checker_finds_a_message_that_is_lost_without_the_loss_of_a_disk(story: Story) -> None:

@@ -43,15 +43,6 @@ def test_the_workloads_make_enough_failing_calls() -> None:
     assert total >= CALLS_MIN
 
 
-def test_a_case_comes_once_and_can_be_named() -> None:
-    found = list(calls.cases("creation", seed=1))
-    assert len(set(found)) == len(found) > 300
-    assert [calls.Case.parse(str(case)) for case in found] == found
-    assert {case.fault.at for case in found[: len(calls.trace_of("creation"))]} == set(
-        range(1, len(calls.trace_of("creation")) + 1)
-    )
-
-
 def test_a_promise_that_is_not_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this test, the log does not cut off a block that was refused, so a reader finds it. The
     check must report that.

@@ -1,36 +1,25 @@
-"""Tests of the fault proxy (`support/fault_proxy.py`): its plan, and each fault as a client of the
-bucket sees it, with a real SeaweedFS behind the proxy.
+"""Tests of a bucket whose store fails: what each fault of a request does to a client of the bucket.
+A real SeaweedFS is behind the fault proxy.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 
-import h11
 import pytest
+from support.broker import wait_for
 from support.fault_proxy import (
     OUTCOMES,
     REFUSE,
     SILENT,
     FaultProxy,
-    FaultProxyProcess,
     Faults,
-    ProxyFailed,
-    operation_of,
 )
 from support.s3_server import BUCKET, seaweedfs
 
@@ -45,204 +34,6 @@ pytest.importorskip("obstore")
 PATIENT_S: Final = 90.0
 CALL_S: Final = 3.0
 MINE: Final = b"0123456789" * 10
-
-
-def wait_until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.02)
-
-
-# The plan.
-
-HALF: Final = Faults(7, matching="^log/", error_500=0.25, lost_answer=0.25, doubled=0.5)
-
-
-def test_a_plan_depends_on_the_seed_and_the_request_alone() -> None:
-    keys = [("create", f"log/{number}", again) for number in range(200) for again in range(3)]
-    plan = [HALF.chosen(*key) for key in keys]
-    assert plan == [HALF.chosen(*key) for key in keys]
-    assert plan != [Faults(8, error_500=0.25, lost_answer=0.25).chosen(*key) for key in keys]
-    for name in ("error_500", "lost_answer"):
-        assert 100 < sum(chosen.outcome == name for chosen in plan) < 200
-    assert 240 < sum(chosen.doubled for chosen in plan) < 360
-
-
-def test_only_what_matches_has_faults() -> None:
-    faults = Faults(7, matching="(^|/)log/", operations=("create", "list"), error_500=1.0)
-    assert faults.chosen("create", "a/log/1", 0).outcome == "error_500"
-    assert faults.chosen("list", "log/", 0).outcome == "error_500"
-    assert faults.chosen("create", "a/chunk/1", 0) == faults.chosen("read", "log/1", 0)
-    assert faults.chosen("read", "log/1", 0).outcome == ""
-
-
-@pytest.mark.parametrize(
-    ("method", "target", "headers", "found"),
-    [
-        ("PUT", "/b/p/log/a%20b", [("If-None-Match", "*")], ("create", "p/log/a b")),
-        ("PUT", "/b/c/1?partNumber=2&uploadId=x", [], ("part", "c/1")),
-        ("PUT", "/b/c/1", [], ("put", "c/1")),
-        ("POST", "/b/c/1?uploads=", [], ("begin_upload", "c/1")),
-        ("POST", "/b/c/1?uploadId=x", [], ("complete_upload", "c/1")),
-        ("DELETE", "/b/c/1?uploadId=x", [], ("abort_upload", "c/1")),
-        ("POST", "/b?delete", [], ("remove_many", "")),
-        ("DELETE", "/b/c/1", [], ("remove", "c/1")),
-        ("GET", "/b?list-type=2&prefix=p%2Flog%2F", [], ("list", "p/log/")),
-        ("GET", "/b/c/1", [], ("read", "c/1")),
-        ("HEAD", "/b/c/1", [], ("size", "c/1")),
-        ("OPTIONS", "/b", [], ("other", "")),
-    ],
-)
-def test_each_request_of_s3_has_its_operation(
-    method: str, target: str, headers: list[tuple[str, str]], found: tuple[str, str]
-) -> None:
-    head = h11.Request(method=method, target=target, headers=[("Host", "h"), *headers])
-    assert operation_of(head) == found
-
-
-# The proxy, with a small server behind it.
-
-
-class Echo(BaseHTTPRequestHandler):
-    """Answer GET in chunks, and PUT with the length of its body. Note what was asked."""
-
-    protocol_version = "HTTP/1.1"
-    asked: list[tuple[str, str, int]]
-
-    def do_GET(self) -> None:
-        self.asked.append((self.command, self.headers["Host"], 0))
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        for _ in range(3):
-            self.wfile.write(b"64\r\n" + MINE + b"\r\n")
-        self.wfile.write(b"0\r\n\r\n")
-
-    def do_PUT(self) -> None:
-        size = len(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((self.command, self.headers["Host"], size))
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def echo() -> Iterator[str]:
-    Echo.asked = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join(10)
-
-
-def put(url: str, body: bytes = b"") -> int:
-    request = urllib.request.Request(f"{url}/b/k", data=body, method="PUT")
-    try:
-        with urllib.request.urlopen(request, timeout=20) as reply:
-            return int(reply.status)
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code
-
-
-def get(url: str) -> bytes:
-    with urllib.request.urlopen(f"{url}/b/k", timeout=20) as reply:
-        return bytes(reply.read())
-
-
-def test_the_server_sees_the_host_that_the_client_signed(echo: str) -> None:
-    with FaultProxy(echo, Faults(1)) as proxy:
-        assert get(proxy.url) == MINE * 3
-        assert put(proxy.url, MINE) == 200
-    host = f"127.0.0.1:{proxy.port}"
-    assert Echo.asked == [("GET", host, 0), ("PUT", host, len(MINE))]
-    assert proxy.counts() == {"requests": 2, "forwarded": 2, "late_pending": 0}
-
-
-def test_a_body_of_unknown_length_is_cut(echo: str) -> None:
-    with (
-        FaultProxy(echo, Faults(1, cut_body=1.0, faults_max=1)) as proxy,
-        contextlib.closing(socket.create_connection(("127.0.0.1", proxy.port))) as client,
-    ):
-        client.sendall(b"GET /b/k HTTP/1.1\r\nHost: h\r\n\r\n")
-        found = b"".join(iter(lambda: client.recv(4096), b""))
-        assert found.count(b"0123456789") < 30
-        assert not found.endswith(b"0\r\n\r\n")
-        assert get(proxy.url) == MINE * 3
-
-
-def test_faults_have_a_limit_and_a_journal(echo: str) -> None:
-    with FaultProxy(echo, Faults(1, error_500=1.0, faults_max=2)) as proxy:
-        assert [put(proxy.url) for _ in range(4)] == [500, 500, 200, 200]
-        proxy.set_faults(Faults(1, error_503=1.0, faults_max=1))
-        assert [put(proxy.url) for _ in range(2)] == [503, 200]
-    assert [row.fault for row in proxy.journal()] == ["error_500", "error_500", "error_503"]
-    assert {row[2:] for row in proxy.journal()} == {("put", "k")}
-
-
-@pytest.mark.parametrize("kind", [FaultProxy, FaultProxyProcess])
-def test_the_store_goes_away_and_comes_back(
-    echo: str, kind: type[FaultProxy | FaultProxyProcess]
-) -> None:
-    with kind(echo, Faults(1)) as proxy, ThreadPoolExecutor(1) as pool:
-        assert put(proxy.url) == 200
-        proxy.away(REFUSE)
-        with pytest.raises(OSError, match="refused"):
-            put(proxy.url)
-        proxy.back()
-        assert put(proxy.url) == 200
-        proxy.away(SILENT)
-        waiting = pool.submit(put, proxy.url)
-        wait_until(lambda: proxy.counts()["requests"] == 3)
-        proxy.back()
-        with pytest.raises(OSError, match=r"Remote|reset"):
-            waiting.result(10)
-        proxy.set_faults(Faults(1, error_500=1.0))
-        proxy.away(REFUSE)
-        proxy.heal()
-        assert put(proxy.url) == 200
-    assert len(Echo.asked) == 3
-    assert proxy.counts() == {"requests": 4, "forwarded": 3, "late_pending": 0}
-    assert proxy.journal() == []
-    with pytest.raises(ProxyFailed, match="has stopped"):
-        proxy.away()
-
-
-PARENT: Final = """
-import sys, threading
-from support.fault_proxy import Faults, FaultProxyProcess
-with FaultProxyProcess(sys.argv[1], Faults(1)) as proxy:
-    print(proxy.process.pid, flush=True)
-    threading.Event().wait(60)
-"""
-
-
-@pytest.mark.slow
-def test_the_process_of_a_proxy_ends_with_its_parent(echo: str) -> None:
-    folders = os.pathsep.join(path for path in sys.path if path)
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, echo],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": folders},
-        text=True,
-    )
-    assert parent.stdout is not None
-    with parent.stdout:
-        proxy = Path(f"/proc/{int(parent.stdout.readline())}/cmdline")
-        assert b"fault_proxy.py" in proxy.read_bytes()
-        parent.send_signal(signal.SIGKILL)
-        parent.wait(20)
-        # A process that has ended and that nobody waits for has an empty command line.
-        wait_until(lambda: not proxy.exists() or not proxy.read_bytes())
-
-
-# The faults, with SeaweedFS behind the proxy.
 
 
 class Case:
@@ -330,7 +121,7 @@ def test_each_fault_of_a_create(
     assert caught is None or type(caught.value) is raised
     if is_silent:
         assert took < PATIENT_S / 2
-        wait_until(lambda: case.proxy.counts().get(fault) == 1)
+        wait_for(lambda: case.proxy.counts().get(fault) == 1)
     if fault.startswith("delay"):
         assert took > 0.4
     counts = case.proxy.counts()
@@ -338,7 +129,7 @@ def test_each_fault_of_a_create(
     assert counts["requests"] <= 4
     case.proxy.set_faults(Faults(1))
     if fault.startswith("doubled"):
-        wait_until(lambda: case.proxy.counts().get("second_refused") == 1)
+        wait_for(lambda: case.proxy.counts().get("second_refused") == 1)
     assert list(case.direct.names("log/")) == (["log/1"] if stored else [])
     if stored:
         assert case.direct.read("log/1") == MINE
@@ -364,7 +155,7 @@ def test_each_fault_of_a_read(case: Case, fault: str) -> None:
             # Nothing is repeated after a time-out, nor after half of a list.
             assert fault == "timed_out_answer" or (fault == "cut_body" and found == ["log/1"])
     expected = {"conflict_412": 0, "cut_body": 3}.get(fault, 4)
-    wait_until(lambda: case.proxy.counts().get(fault, 0) == expected)
+    wait_for(lambda: case.proxy.counts().get(fault, 0) == expected)
 
 
 @pytest.mark.slow
@@ -402,34 +193,6 @@ def test_a_removal_survives_faults(case: Case, fault: str) -> None:
     case.bucket.remove(["log/1", "log/2"])
     assert list(case.direct.names("log/")) == ["log/3"]
     assert case.proxy.counts()[fault] == 1
-
-
-CLIENT: Final = """
-import sys, threading
-from zsq.storage.bucket.bucket_url import parse_bucket_url
-from zsq.storage.bucket.object_store import open_bucket
-open_bucket(parse_bucket_url(sys.argv[1])).create("log/1", b"late")
-print("created", flush=True)
-threading.Event().wait(60)
-"""
-
-
-@pytest.mark.slow
-def test_a_late_request_arrives_after_its_client_is_dead(case: Case) -> None:
-    case.faults(doubled_late=1.0, late_s_min=2.0, late_s_max=2.0)
-    client = subprocess.Popen(
-        [sys.executable, "-c", CLIENT, str(case.bucket.url)], stdout=subprocess.PIPE, text=True
-    )
-    assert client.stdout is not None
-    with client.stdout:
-        assert client.stdout.readline() == "created\n"
-        client.kill()
-        client.wait(20)
-    case.direct.remove(["log/1"])
-    assert list(case.direct.names("log/")) == []
-    case.proxy.wait_late(20.0)
-    assert case.proxy.counts()["second_succeeded"] == 1
-    assert case.direct.read("log/1") == b"late"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
-from faults.fuzz import main, run_batches
+from faults.fuzz import run_batches
 from faults.fuzz_targets import TARGETS
 from faults.fuzzing import BATCH, MEMORY_MAX, Target, Trial, plan, run_batch
 from faults.mutation import Mutator
@@ -140,11 +140,3 @@ def test_an_input_that_computes_too_long_is_found() -> None:
 
     found = run_batch(_broken(spin), 1, 0)
     assert "TooSlowError" in found.violations[0].what
-
-
-def test_the_program_counts_and_replays(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--target", "names", "--target", "places", "--count", "2000", "--jobs", "1"]) == 0
-    told = capsys.readouterr().out
-    assert "fuzz: 2,000 inputs to 2 targets, 0 violations" in told
-    assert main(["--target", "names", "--batch", "1"]) == 0
-    assert "names, batch 1 of seed 1: 500 inputs" in capsys.readouterr().out

@@ -1,10 +1,8 @@
 """Tests of the soak's ledger and of its growth check (`support/soak`): they complain about
-everything that has no explanation, and about nothing else.
+everything that has no explanation. A complaint about anything else fails a soak.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from support.soak import flat
@@ -64,37 +62,6 @@ def test_a_body_carries_its_number_and_is_found_altered() -> None:
     assert number_of(b"") == -1
 
 
-def test_events_that_may_happen_have_an_explanation(book: Book) -> None:
-    for number in book.publish():
-        book.get(number, number)
-        book.finish(number, number, 1, attempts=2)
-    later = book.publish(2, due_s=5)
-    book.ledger.cancelling(later[:1])
-    book.ledger.cancelled(later[:1], [True])
-    assert book.ledger.waiting(book.topic) == later[1:]
-    book.ledger.sent(book.topic, 1)  # never answered, and not stored
-    book.ledger.removed(book.topic, 3)
-    found = book.ledger.unexplained()
-    assert book.ledger.complaints == []
-    assert found == {
-        "unexplained": 0, "messages": 7, "removed by retention after all had finished": 3, "in the log": 1, "cancelled": 1,
-        "delayed and not due yet": 1, "not answered and not stored": 1, "in channels: finished": 4,
-    }  # fmt: skip
-
-
-def test_a_message_that_is_due_may_wait_for_its_move(book: Book) -> None:
-    soon = book.publish(1, due_s=1)
-    late = book.publish(1, due_s=9)
-    book.publish()
-    assert (book.ledger.waiting(book.topic), book.ledger.overdue(book.topic)) == (
-        [*soon, *late],
-        [],
-    )
-    book.now_ns += 2_000_000_000
-    assert (book.ledger.waiting(book.topic), book.ledger.overdue(book.topic)) == (late, soon)
-    assert book.ledger.not_due([*soon, *late]) == late
-
-
 def test_a_lost_message_is_found(book: Book) -> None:
     numbers = list(book.ledger.sent(book.topic, 2))
     book.ledger.acknowledged(numbers)
@@ -110,34 +77,6 @@ def test_a_gap_in_the_log_is_found(book: Book) -> None:
     book.ledger.logged(book.topic, 0, body_of(numbers[0], 9))
     book.ledger.logged(book.topic, 2, body_of(numbers[1], 9))
     assert book.complaint() == "t: after offset 1 the log goes on with 2"
-
-
-def test_a_topic_may_begin_at_a_large_offset(book: Book) -> None:
-    """If a topic is made again and its old end is not known, the new topic begins 2^32 offsets
-    later.
-    """
-    first = (1 << 32) + 540
-    topic = book.ledger.add_topic("t again", first)
-    channel = book.ledger.add_channel(topic, "c", (first, first))
-    (number,) = book.ledger.sent(topic, 1, 0)
-    book.ledger.acknowledged([number], first)
-    book.ledger.logged(topic, first, body_of(number, 9))
-    assert book.ledger.got(channel, 0, first, 1, body_of(number, 9))
-    book.ledger.told(channel, [first])
-    book.ledger.confirmed(channel, 0, [first])
-    book.ledger.seek_answered(channel, first + 1)
-    assert book.ledger.unexplained()["unexplained"] == 0
-    assert book.ledger.complaints == []
-    assert len(bytes(channel.state)) < 100_000
-
-
-def test_messages_due_after_the_log_was_read_are_not_missing_yet(book: Book) -> None:
-    numbers = book.publish(2, due_s=5)
-    read_ns = book.now_ns
-    book.now_ns += 6 * S
-    assert book.ledger.unexplained(read_ns)["unexplained"] == 0
-    assert book.ledger.unexplained(read_ns)["delayed and not due yet"] == 2
-    assert book.ledger.missing(book.now_ns) == numbers
 
 
 def test_a_delayed_message_that_never_comes_is_found_when_it_is_due(book: Book) -> None:
@@ -298,35 +237,6 @@ def test_a_seek_forward_passes_what_waits_and_only_that(book: Book) -> None:
     assert "the channel begins behind it" in book.complaint()
 
 
-def test_while_a_seek_is_under_way_nothing_is_compared_and_what_was_told_may_count(
-    book: Book,
-) -> None:
-    for number in book.publish():
-        book.finish(number, number)
-    book.ledger.seek_begins(book.channel, turbulent=True)
-    book.get(0, 0)
-    book.finish(1, 1)
-    book.ledger.removed(book.topic, 4)
-    assert (book.topic.start, book.ledger.complaints) == (0, [])
-    book.ledger.seek_answered(book.channel, 0)
-    book.ledger.seek_settled(book.channel)
-    assert book.ledger.unexplained()["unexplained"] == 3
-    assert book.complaint() == "t/c is empty, and never finished offsets: 0, 2, 3"
-
-
-def test_a_deletion_explains_missing_messages(book: Book) -> None:
-    book.publish()
-    book.ledger.delete_channel(book.channel)
-    book.ledger.removed(book.topic, 2)
-    book.ledger.delete_topic(book.topic)
-    assert book.ledger.unexplained() == {
-        "unexplained": 0,
-        "messages": 4,
-        "deleted with their topic": 4,
-    }
-    assert book.ledger.complaints == []
-
-
 def looks(after: dict[str, float], title: str = "zsq: storage t") -> list[Sample]:
     """Make ten samples for each third of the run. `after` changes values in the last third."""
     plain = {"descriptors": 20.0, "threads": 5.0, "memory": 9.0 * MIB}
@@ -341,13 +251,6 @@ def looks(after: dict[str, float], title: str = "zsq: storage t") -> list[Sample
         *found,
         *(Sample(number, {title: last[title]}, last["all"]) for number in range(20, 30)),
     ]
-
-
-def test_a_constant_value_is_no_growth() -> None:
-    assert flat.growths(looks({}), 0, 30) == []
-    assert (
-        flat.growths(looks({"zsq: storage t memory": 10.0 * MIB, "all files": 70.0}), 0, 30) == []
-    ), "within what is allowed"
 
 
 @pytest.mark.parametrize(
@@ -366,10 +269,3 @@ def test_a_constant_value_is_no_growth() -> None:
 def test_growth_is_found(who: str, value: float) -> None:
     (found,) = flat.growths(looks({who: value}), 0, 30)
     assert found.startswith(f"{who.rpartition(' ')[2]} of {who.rpartition(' ')[0]} grew from ")
-
-
-def test_a_look_counts_what_there_is(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"x" * 10_000)
-    sample = flat.look(1.0, [], tmp_path)
-    assert sample.all["files"] == 1
-    assert sample.all["bytes"] >= 10_000

@@ -52,11 +52,8 @@ def pytest_ignore_collect(collection_path: os.PathLike[str]) -> bool | None:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("tasks") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("tasks") / "data") as broker:
+        yield broker
 
 
 @pytest.fixture

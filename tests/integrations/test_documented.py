@@ -148,19 +148,18 @@ def test_the_application_of_fastapi_publishes_and_consumes(broker: Broker, tmp_p
 
 
 def test_the_application_of_fastapi_is_not_healthy_without_its_consumer(tmp_path: Path) -> None:
-    broker = Broker(tmp_path / "data", "--auto-create", "publishers")
-    try:
-        broker.start()
-        with zsq.Producer(broker.tcp) as producer, zsq.Admin(broker.tcp) as admin:
-            producer.publish("orders", b"not an order")
-            with shop(broker, tmp_path) as (client, printed):
-                assert client.get("/health").status_code == 200
-                admin.delete_topic("orders", force=True)
-                wait_for(lambda: client.get("/health").status_code == 503, WAIT_S, "the status")
-                assert "orders/mails: run ends: NotFound: E_NOT_FOUND" in printed.read_text()
-                assert client.post("/orders", json=ORDER).status_code == 202
-    finally:
-        broker.close()
+    with (
+        Broker(tmp_path / "data", "--auto-create", "publishers") as broker,
+        zsq.Producer(broker.tcp) as producer,
+        zsq.Admin(broker.tcp) as admin,
+    ):
+        producer.publish("orders", b"not an order")
+        with shop(broker, tmp_path) as (client, printed):
+            assert client.get("/health").status_code == 200
+            admin.delete_topic("orders", force=True)
+            wait_for(lambda: client.get("/health").status_code == 503, WAIT_S, "the status")
+            assert "orders/mails: run ends: NotFound: E_NOT_FOUND" in printed.read_text()
+            assert client.post("/orders", json=ORDER).status_code == 202
 
 
 def test_the_settings_for_django_name_the_backend(broker: Broker) -> None:

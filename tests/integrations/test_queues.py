@@ -73,26 +73,22 @@ def test_a_channel_with_tags_is_refused(admin: zsq.Admin) -> None:
 def test_a_worker_that_may_not_change_the_channel_is_refused(tmp_path: Path) -> None:
     keys = Keyring(tmp_path, ["worker", "boss"])
     keys.allow(USERS)
-    broker = Broker(tmp_path / "data", *keys.options())
-    try:
-        broker.start()
-        with (
-            zsq.Admin(broker.tcp, key_file=str(keys.file("boss"))) as boss,
-            zsq.Admin(broker.tcp, key_file=str(keys.file("worker"))) as worker,
-        ):
-            make_queue(worker, "new", works=True)
-            assert boss.topics() == {}, "the first use creates it"
-            boss.create_topic("before")
-            boss.create_channel("before", CHANNEL)
-            with pytest.raises(zsq.Refused) as refused:
-                make_queue(worker, "before", works=True)
-            assert refused.value.code == "E_FORBIDDEN"
-            assert "channel before/workers has max_hold_s 900" in refused.value.text
-            assert "zsq channel set before workers --max-hold none" in refused.value.text
-            boss.configure_channel("before", CHANNEL, max_hold_s=-1)
+    with (
+        Broker(tmp_path / "data", *keys.options()) as broker,
+        zsq.Admin(broker.tcp, key_file=str(keys.file("boss"))) as boss,
+        zsq.Admin(broker.tcp, key_file=str(keys.file("worker"))) as worker,
+    ):
+        make_queue(worker, "new", works=True)
+        assert boss.topics() == {}, "the first use creates it"
+        boss.create_topic("before")
+        boss.create_channel("before", CHANNEL)
+        with pytest.raises(zsq.Refused) as refused:
             make_queue(worker, "before", works=True)
-    finally:
-        broker.close()
+        assert refused.value.code == "E_FORBIDDEN"
+        assert "channel before/workers has max_hold_s 900" in refused.value.text
+        assert "zsq channel set before workers --max-hold none" in refused.value.text
+        boss.configure_channel("before", CHANNEL, max_hold_s=-1)
+        make_queue(worker, "before", works=True)
 
 
 def test_a_new_queue_gives_a_task_that_kills_its_worker_ten_attempts(admin: zsq.Admin) -> None:

@@ -1,4 +1,4 @@
-"""Tests of `scripts/mutate`: its list of equivalents, and one removal from start to end."""
+"""Test of `scripts/mutate`: one removal from start to end."""
 
 from __future__ import annotations
 
@@ -6,20 +6,6 @@ from pathlib import Path
 
 import pytest
 from mutate.__main__ import main
-from mutate.equivalents import EQUIVALENT
-from mutate.sites import sources, switched
-from mutate.tree import ROOT
-
-
-@pytest.mark.slow
-def test_each_equivalent_names_a_site_that_is_there_and_says_why() -> None:
-    keys = {
-        site.key
-        for path in sources(ROOT)
-        for site in switched(path.read_text(), path.relative_to(ROOT).as_posix(), 0, "")[1]
-    }
-    assert set(EQUIVALENT) <= keys
-    assert all(len(why) > 20 for why in EQUIVALENT.values())
 
 
 @pytest.mark.long

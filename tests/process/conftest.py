@@ -17,21 +17,15 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[Broker]:
     """Start a broker for this test, which may stop it, kill its processes, and read its files."""
-    started = Broker(tmp_path / "data")
-    try:
-        yield started.start()
-    finally:
-        started.close()
+    with Broker(tmp_path / "data") as broker:
+        yield broker
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Start one broker for all tests of a file. Each test uses its own topics."""
-    started = Broker(tmp_path_factory.mktemp("shared") / "data")
-    try:
-        yield started.start()
-    finally:
-        started.close()
+    with Broker(tmp_path_factory.mktemp("shared") / "data") as broker:
+        yield broker
 
 
 @pytest.fixture

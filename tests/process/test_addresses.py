@@ -85,15 +85,11 @@ def bodies(url: str, topic: str, channel: str) -> list[bytes]:
 @pytest.fixture(scope="module")
 def redriven(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker whose topic `t` has three messages for all channels, and three for `work`."""
-    broker = Broker(tmp_path_factory.mktemp("redriven") / "data", http=True)
-    try:
-        broker.start()
+    with Broker(tmp_path_factory.mktemp("redriven") / "data", http=True) as broker:
         die(broker.ipc)
         done = run_text("redrive", "dead", "--all", ZSQ_URL=broker.tcp)
         assert (done.stdout, done.returncode) == ("3 to t, for channel work\n", 0)
         yield broker
-    finally:
-        broker.close()
 
 
 def test_a_copy_goes_to_all_channels(redriven: Broker, tmp_path: Path) -> None:
@@ -140,13 +136,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, 
     ring = Keyring(folder, ("boss", "publisher", "owner", "redriver"))
     rules = RULES.replace("PUBLISHER", token_hash("publisher"))
     ring.allow(rules.replace("OWNER", token_hash("owner")))
-    broker = Broker(folder / "data", *ring.options(), http=True)
-    try:
-        broker.start()
+    with Broker(folder / "data", *ring.options(), http=True) as broker:
         die(broker.tcp, ring.file("boss"))
         yield broker, ring
-    finally:
-        broker.close()
 
 
 def test_only_an_admin_of_the_topic_addresses_messages(guarded: tuple[Broker, Keyring]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,15 @@ def make(tmp_path: Path, *extra: str, bucket: str = "") -> Broker:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    one = make(tmp_path)
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with make(tmp_path) as broker:
+        yield broker
 
 
 @pytest.fixture
 def archiving(tmp_path: Path) -> Iterator[Broker]:
     """A broker that copies only full log files, so the bucket has nothing else."""
-    one = make(tmp_path, "--bucket-lag", "none")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with make(tmp_path, "--bucket-lag", "none") as broker:
+        yield broker
 
 
 def publish(broker: Broker, mib: int, first: int = 0) -> int:
@@ -89,6 +84,15 @@ def numbers(broker: Broker, first: int = 0) -> list[int]:
             ]
             offset = blocks[-1].next_offset
     return found
+
+
+def is_readable(broker: Broker) -> bool:
+    """Return False while the broker checks the bucket."""
+    try:
+        with zsq.Reader(TOPIC, url=broker.ipc, timeout=60) as reader:
+            return bool(reader.read(0, 1).blocks)
+    except Refused:
+        return False
 
 
 def objects(tmp_path: Path) -> list[str]:
@@ -234,6 +238,7 @@ def test_nothing_is_lost_when_topic_and_archive_are_killed_together(broker: Brok
         for kind in ("topic", "archive"):
             for pid in broker.pids(kind):
                 kill(pid)
+        wait_for(partial(is_readable, broker), 60, "the bucket")
         assert numbers(broker) == list(range(count))
     wait_archived(broker)
     assert numbers(broker) == list(range(count))
@@ -272,12 +277,8 @@ def events(admin: zsq.Admin, text: str) -> list[str]:
 
 
 def test_without_a_bucket_there_is_no_archive_actor(tmp_path: Path) -> None:
-    one = Broker(tmp_path / "data")
-    try:
-        one.start()
+    with Broker(tmp_path / "data") as one:
         assert not one.pids("archive")
-    finally:
-        one.close()
 
 
 def test_a_bucket_that_cannot_be_used_ends_the_start_with_the_reason(tmp_path: Path) -> None:
@@ -297,7 +298,7 @@ def test_an_empty_bucket_is_refused_if_the_broker_has_archived_elsewhere(
     """The empty folder may be the place of a file system that is not mounted."""
     count = publish(broker, 8)
     wait_archived(broker)
-    wait_for(lambda: '"bucket"' in (tmp_path / "data/registry.json").read_text(), 10)
+    wait_for(lambda: '"bucket"' in (tmp_path / "data/registry.json").read_text(), 30)
     assert broker.stop() == 0
     (tmp_path / "bucket").rename(tmp_path / "not-mounted")
     (tmp_path / "bucket").mkdir()
@@ -317,7 +318,7 @@ def test_a_restored_backup_reads_the_archive_and_writes_nothing_there(
 ) -> None:
     count = publish(broker, 10)
     wait_archived(broker)
-    wait_for(lambda: '"bucket"' in (tmp_path / "data/registry.json").read_text(), 10)
+    wait_for(lambda: '"bucket"' in (tmp_path / "data/registry.json").read_text(), 30)
     for arguments in (
         ("backup", f"{tmp_path}/data", f"{tmp_path}/copy"),
         ("restore", f"{tmp_path}/copy", f"{tmp_path}/restored"),
@@ -326,9 +327,7 @@ def test_a_restored_backup_reads_the_archive_and_writes_nothing_there(
         assert done.returncode == 0, done.stderr
     assert broker.stop() == 0
     before = objects(tmp_path)
-    second = Broker(tmp_path / "restored", *OPTIONS, "--bucket", f"file://{tmp_path}/bucket")
-    try:
-        second.start()
+    with Broker(tmp_path / "restored", *OPTIONS, "--bucket", f"file://{tmp_path}/bucket") as second:
         assert numbers(second) == list(range(count))
         count = publish(second, 8, count)
         assert numbers(second) == list(range(count))
@@ -337,8 +336,6 @@ def test_a_restored_backup_reads_the_archive_and_writes_nothing_there(
         )
         assert topic(second)["log_bytes"] > 10 * MIB, "nothing leaves the disk"
         assert objects(tmp_path) == before
-    finally:
-        second.close()
 
 
 def test_a_real_object_server_keeps_the_archive_and_may_restart(

@@ -20,11 +20,8 @@ import zsq
 
 @pytest.fixture(params=["publishers", "never"])
 def broker(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Broker]:
-    one = Broker(tmp_path / "data", "--auto-create", request.param, nsq=True, http=True)
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path / "data", "--auto-create", request.param, nsq=True, http=True) as broker:
+        yield broker
 
 
 def rule(broker: Broker) -> str:
@@ -163,11 +160,8 @@ def test_sub_and_tail_make_no_topic_unless_told(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def open_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker where each client creates what it uses."""
-    one = Broker(tmp_path_factory.mktemp("open") / "data", http=True)
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("open") / "data", http=True) as broker:
+        yield broker
 
 
 @pytest.mark.parametrize("door", ["ipc", "tcp"])

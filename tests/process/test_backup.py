@@ -121,13 +121,10 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Start a broker with small chunks that are removed as soon as they are finished, so that rolls
     and removals happen during a backup.
     """
-    one = Broker(
+    with Broker(
         tmp_path_factory.mktemp("busy") / "data", "--chunk-bytes", str(MIB), "--keep-bytes", "0"
-    )
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    ) as broker:
+        yield broker
 
 
 def left_behind(broker: Broker) -> list[Path]:
@@ -176,9 +173,7 @@ def test_a_backup_under_load_has_all_that_was_acknowledged(busy: Broker, tmp_pat
     assert "complete (" in run("restore", tmp_path / "b2", "--check")
     run("restore", tmp_path / "b1", tmp_path / "restored")
     assert "DAMAGED" not in run("fsck", tmp_path / "restored")
-    again = Broker(tmp_path / "restored", "--chunk-bytes", str(MIB))
-    try:
-        again.start()
+    with Broker(tmp_path / "restored", "--chunk-bytes", str(MIB)) as again:
         results = Topic(again, "results").bodies()
         assert results == live[: len(results)], (
             "a topic's log is a prefix of the one that was copied"
@@ -192,8 +187,6 @@ def test_a_backup_under_load_has_all_that_was_acknowledged(busy: Broker, tmp_pat
         with zsq.Admin(again.ipc) as admin:
             said = [topic["health"] for topic in admin.stats()["topics"]]
         assert said == ["OK", "OK", "OK"]
-    finally:
-        again.close()
 
 
 def test_a_backup_that_is_killed_leaves_nothing_wrong(busy: Broker, tmp_path: Path) -> None:
@@ -277,9 +270,7 @@ def test_a_backup_leaves_out_deleted_ephemeral_and_excluded_topics(
 
 
 def test_a_stopped_broker_is_copied_as_it_lies(tmp_path: Path) -> None:
-    broker = Broker(tmp_path / "data")
-    try:
-        broker.start()
+    with Broker(tmp_path / "data") as broker:
         with zsq.Producer(broker.ipc) as producer:
             producer.publish("a", b"one").wait(20)
             producer.publish("a", b"two", delay=3600).wait(20)
@@ -288,13 +279,7 @@ def test_a_stopped_broker_is_copied_as_it_lies(tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()
         told = run("restore", tmp_path / "b", tmp_path / "empty")
         assert "Readers that store offsets" in told
-    finally:
-        broker.close()
-    again = Broker(tmp_path / "empty")
-    try:
-        again.start()
+    with Broker(tmp_path / "empty") as again:
         assert Topic(again, "a").bodies() == [b"one"]
         with zsq.Admin(again.ipc) as admin:
             assert admin.stats("a")["topics"][0]["delayed_count"] == 1
-    finally:
-        again.close()

@@ -193,11 +193,8 @@ def sabotaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
     flag = tmp_path / "fail"
     monkeypatch.setenv("PYTHONPATH", str(SABOTAGE))
     monkeypatch.setenv("ZSQ_SABOTAGE", str(flag))
-    one = Broker(tmp_path / "data")
-    try:
-        yield one.start(), flag
-    finally:
-        one.close()
+    with Broker(tmp_path / "data") as broker:
+        yield broker, flag
 
 
 def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_good_again(
@@ -218,7 +215,7 @@ def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_good_again(
             30,
             "bad health, or good again",
         )
-        wait_for(lambda: admin.stats("t")["topics"][0]["health"] == "OK", 10, "good health again")
+        wait_for(lambda: admin.stats("t")["topics"][0]["health"] == "OK", 30, "good health again")
         receipt.wait(30)
         producer.publish("t", b"200")
         with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
@@ -298,7 +295,7 @@ def test_a_full_disk_is_seen_in_health_metrics_alarms_and_log(small: SmallDiskBr
         assert "MiB free" in refused.value.text
         assert "zsq keeps a reserve of" in refused.value.text
         assert "Free space on this file system" in refused.value.text
-        wait_for(lambda: "the disk is full" in ping(port)[1], 10, "bad health")
+        wait_for(lambda: "the disk is full" in ping(port)[1], 30, "bad health")
         code, said = ping(port)
         assert code == 500
         assert said.count("Free space on this file system") == 1
@@ -330,7 +327,7 @@ def test_a_full_disk_is_seen_in_health_metrics_alarms_and_log(small: SmallDiskBr
         assert metrics(port)["zsq_disk_full"] == 0
         wait_for(
             lambda: "the disk has space again" in small.log.read_text(),
-            10,
+            30,
             "the line about the end",
         )
         recent = admin.stats()["recent_alarms"]
@@ -416,6 +413,6 @@ def test_a_broker_starts_and_is_drained_without_a_free_byte(tmp_path: Path, ends
             assert refused.value.code == E_DISK_FULL
             (disk / "ballast").unlink()
             with zsq.Producer(broker.tcp) as producer:
-                wait_for(lambda: accepted(producer), 5, "a publish after there is room")
+                wait_for(lambda: accepted(producer), 30, "a publish after there is room")
         finally:
             broker.close()

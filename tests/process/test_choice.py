@@ -43,7 +43,7 @@ def test_a_channel_gets_its_tags_and_nothing_else(own_broker: Broker) -> None:
     with zsq.Consumer("t", "ab", url=own_broker.tcp) as consumer:
         found = sorted(map(int, drained(consumer)))
     assert found == [n for n in range(4_000) if n % 4 < 2] + list(range(4_001, 4_020, 2))
-    wait_for(lambda: row(own_broker, "ab")["finish_count"] == 2_010, 10, "the finishes")
+    wait_for(lambda: row(own_broker, "ab")["finish_count"] == 2_010, 30, "the finishes")
     stats = row(own_broker, "ab")
     assert (stats["tag_skipped_count"], stats["depth"], stats["in_flight_count"]) == (2_010, 0, 0)
     assert (row(own_broker, "all")["depth"], row(own_broker, "all")["tag_skipped_count"]) == (
@@ -70,7 +70,7 @@ def test_a_backlog_of_other_tags_is_passed_while_the_channel_answers(own_broker:
             assert message is not None
             assert message.body == b"found"
             message.finish(sync=True)
-        wait_for(lambda: row(own_broker, "c")["tag_skipped_count"] == count, 10, "what was passed")
+        wait_for(lambda: row(own_broker, "c")["tag_skipped_count"] == count, 30, "what was passed")
         assert row(own_broker, "c")["depth"] == 0
         assert own_broker.stop() == 0
         own_broker.start()

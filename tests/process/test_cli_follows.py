@@ -109,7 +109,7 @@ def test_a_signal_ends_it_while_the_broker_is_gone(
         own_broker.stop()
         one.until(err=b"for 1 s")
         one.process.send_signal(signal.SIGTERM)
-        assert one.process.wait(5) == 0
+        assert one.process.wait(WAIT_S) == 0
 
 
 @pytest.mark.parametrize("arguments", FOLLOWING)
@@ -120,7 +120,7 @@ def test_sub_and_tail_fail_at_once_if_nothing_listens(
     begun = time.monotonic()
     with running(own_broker.tcp, *arguments) as one:
         assert one.process.wait(WAIT_S) == 3
-    assert time.monotonic() - begun < 9, "after a second, and its start"
+    assert time.monotonic() - begun < 20, "after a second, and its start"
 
 
 def test_a_topic_that_is_killed_is_waited_for_too(own_broker: Broker) -> None:

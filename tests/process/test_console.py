@@ -32,11 +32,8 @@ SHAPES: Final = {
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("console") / "data", "--node-id", "5", http=True)
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("console") / "data", "--node-id", "5", http=True) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="module")

@@ -34,11 +34,10 @@ def access(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory, access: Path) -> Iterator[Broker]:
     data = tmp_path_factory.mktemp("messages") / "data"
-    one = Broker(data, "--node-id", "5", "--access", str(access), "--no-listen", http=True)
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(
+        data, "--node-id", "5", "--access", str(access), "--no-listen", http=True
+    ) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="module")

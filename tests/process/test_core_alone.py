@@ -41,6 +41,7 @@ def test_the_core_works_without_any_extension(start_without: Start) -> None:
     assert broker.stop() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("missing", EXTENSIONS)
 def test_all_other_extensions_work_without_one(
     missing: str, start_without: Start, tmp_path: Path

@@ -33,9 +33,7 @@ def damage(broker: Broker, body: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    broker = Broker(tmp_path_factory.mktemp("damaged") / "data", http=True)
-    try:
-        broker.start()
+    with Broker(tmp_path_factory.mktemp("damaged") / "data", http=True) as broker:
         with zsq.Producer(broker.ipc) as producer:
             for first in range(0, HEAD, COUNT):
                 bodies = [b"message-%06d" % offset for offset in range(first, first + COUNT)]
@@ -43,8 +41,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         assert broker.stop() == 0
         damage(broker, b"message-%06d" % (FIRST + 7))
         yield broker.start()
-    finally:
-        broker.close()
 
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["--grep", "message"]])

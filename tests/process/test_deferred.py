@@ -79,13 +79,10 @@ def test_deferred_messages_survive_kills_with_their_attempts(own_broker: Broker,
     else:
         for pid in own_broker.pids(kind):
             kill(pid)
-    wait_for(
-        lambda: row(own_broker, "t").get("deferred_count") == 300, 5, "the deferred ones of before"
-    )
     found = take(own_broker, "t", 300)
     assert sorted(int(body) for body, _ in found) == list(range(300))
     assert {attempts for _, attempts in found} == {2}
-    wait_for(lambda: row(own_broker, "t")["deferred_count"] == 0, 10, "none deferred")
+    wait_for(lambda: row(own_broker, "t")["deferred_count"] == 0, 30, "none deferred")
 
 
 def test_no_deferred_message_comes_early(broker: Broker) -> None:
@@ -107,7 +104,7 @@ def test_emptying_a_channel_clears_its_deferred_messages(own_broker: Broker) -> 
     defer(own_broker, "t", 50, 3_000.0)
     with zsq.Admin(own_broker.ipc) as admin:
         admin.empty("t", "c")
-        wait_for(lambda: row(own_broker, "t")["deferred_count"] == 0, 10, "none deferred")
+        wait_for(lambda: row(own_broker, "t")["deferred_count"] == 0, 30, "none deferred")
         for pid in own_broker.pids("channel"):
             kill(pid)
         wait_for(lambda: row(own_broker, "t").get("health") == "OK", 30, "the channel")
@@ -174,33 +171,29 @@ def test_a_requeue_takes_as_long_as_it_says_when_the_wall_clock_is_set(
     clock.write_text("0")
     monkeypatch.setenv("PYTHONPATH", str(WALL_CLOCK))
     monkeypatch.setenv("ZSQ_WALL_CLOCK", str(clock))
-    broker = Broker(tmp_path / "data")
-    try:
-        broker.start()
-        with (
-            zsq.Producer(broker.ipc) as producer,
-            zsq.Consumer("t", "c", url=broker.ipc) as consumer,
-        ):
-            for body, delay_s in ((b"long", 1_800.0), (b"short", 2.0)):
-                producer.publish("t", body)
-                message = consumer.receive(20)
-                assert message is not None
-                message.requeue(delay_s)
-            with zsq.Admin(broker.ipc) as admin:
-                wait_for(lambda: deferred_of(admin) == 2, what="both are deferred")
-                begun = time.monotonic()
-                later = tmp_path / "later"
-                later.write_text(f"{jump_s}")
-                later.rename(clock)
-                message = consumer.receive(20)
-                assert message is not None
-                assert message.body == b"short"
-                assert time.monotonic() - begun > 0.5, "not at once"
-                message.finish()
-                assert consumer.receive(1) is None
-                assert deferred_of(admin) == 1
-    finally:
-        broker.close()
+    with (
+        Broker(tmp_path / "data") as broker,
+        zsq.Producer(broker.ipc) as producer,
+        zsq.Consumer("t", "c", url=broker.ipc) as consumer,
+    ):
+        for body, delay_s in ((b"long", 1_800.0), (b"short", 2.0)):
+            producer.publish("t", body)
+            message = consumer.receive(20)
+            assert message is not None
+            message.requeue(delay_s)
+        with zsq.Admin(broker.ipc) as admin:
+            wait_for(lambda: deferred_of(admin) == 2, what="both are deferred")
+            begun = time.monotonic()
+            later = tmp_path / "later"
+            later.write_text(f"{jump_s}")
+            later.rename(clock)
+            message = consumer.receive(20)
+            assert message is not None
+            assert message.body == b"short"
+            assert time.monotonic() - begun > 0.5, "not at once"
+            message.finish()
+            assert consumer.receive(1) is None
+            assert deferred_of(admin) == 1
 
 
 def test_a_clock_that_was_set_back_over_a_restart_makes_a_message_neither_early_nor_late(
@@ -210,9 +203,7 @@ def test_a_clock_that_was_set_back_over_a_restart_makes_a_message_neither_early_
     clock.write_text("0")
     monkeypatch.setenv("PYTHONPATH", str(WALL_CLOCK))
     monkeypatch.setenv("ZSQ_WALL_CLOCK", str(clock))
-    broker = Broker(tmp_path / "data")
-    try:
-        broker.start()
+    with Broker(tmp_path / "data") as broker:
         with (
             zsq.Producer(broker.ipc) as producer,
             zsq.Consumer("t", "c", url=broker.ipc) as consumer,
@@ -230,8 +221,6 @@ def test_a_clock_that_was_set_back_over_a_restart_makes_a_message_neither_early_
         with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
             assert consumer.receive(20) is not None, "its delay is over"
         assert time.monotonic() - begun > 5.0
-    finally:
-        broker.close()
 
 
 def deferred_of(admin: zsq.Admin) -> int:

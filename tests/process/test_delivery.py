@@ -66,7 +66,7 @@ def test_first_channel_gets_what_waits_and_a_later_one_what_comes_after(
                 admin.create_channel(topic, "later")
             wait_for(
                 lambda: channel_row(url, topic, "later")["client_count"] == 1,
-                10,
+                30,
                 "the second subscription",
             )
             producer.publish(topic, b"3")
@@ -166,7 +166,7 @@ def test_timeout_gives_the_message_to_another_and_the_old_lease_changes_nothing(
             lambda: (
                 channel_row(url, topic, "c")["client_count"] == 2 if _exists(url, topic) else False
             ),
-            10,
+            30,
             "two consumers",
         )
         producer.publish_many(topic, [b"1", b"2"])
@@ -315,7 +315,7 @@ def test_a_killed_consumers_messages_go_to_others(shared: Broker, url: str, topi
                 lambda: admin.peek(topic, "c").counts["in flight"] == 1, 20, "the consumer's report"
             )
         kill(victim.pid)
-        victim.wait(10)
+        victim.wait(40)
         victim.stdout.close()
         victim.stdin.close()
         with zsq.Consumer(topic, "c", url=url) as consumer:
@@ -328,9 +328,7 @@ def test_a_killed_consumers_messages_go_to_others(shared: Broker, url: str, topi
 
 @pytest.mark.parametrize("sync", ["always", "interval", "never"])
 def test_a_clean_restart_keeps_all(tmp_path: Path, sync: str) -> None:
-    broker = Broker(tmp_path / "data")
-    try:
-        broker.start()
+    with Broker(tmp_path / "data") as broker:
         with zsq.Admin(broker.ipc) as admin:
             admin.create_topic("t", sync=sync)
             admin.create_channel("t", "c")
@@ -368,8 +366,6 @@ def test_a_clean_restart_keeps_all(tmp_path: Path, sync: str) -> None:
                 bodies.append(message.body)
                 message.finish()
             assert sorted(bodies, key=int) == [b"%d" % n for n in range(10, 100)]
-    finally:
-        broker.close()
 
 
 def test_a_disconnected_consumers_messages_go_to_others_at_once_and_it_comes_back(

@@ -112,12 +112,8 @@ def test_an_asyncio_client_goes_direct(shared: Broker) -> None:
 def test_with_access_control_clients_stay_at_the_gateway(tmp_path: Path) -> None:
     keyring = Keyring(tmp_path, ["etl"])
     keyring.allow('[users.etl]\ncurve = ["KEY etl"]\npublish = ["*"]\nadmin = ["*"]\n')
-    broker = Broker(tmp_path / "data", *keyring.options())
-    try:
-        broker.start()
+    with Broker(tmp_path / "data", *keyring.options()) as broker:
         assert used("producer", broker.tcp, key_file=str(keyring.file("etl"))) == {broker.tcp}
-    finally:
-        broker.close()
 
 
 def test_a_path_of_another_broker_is_not_used(shared: Broker, tmp_path: Path) -> None:

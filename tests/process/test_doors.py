@@ -135,7 +135,7 @@ def test_the_audit_log_has_each_action_with_its_user(guarded: Guarded) -> None:
         admin.topics()
     wait_for(
         lambda: len([row for row in guarded.audited() if row["topic"] == "audited"]) == 3,
-        10,
+        30,
         "three lines",
     )
     rows = [row for row in guarded.audited() if row["topic"] == "audited"]
@@ -188,11 +188,17 @@ def test_a_stored_channel_is_no_first_use(guarded: Guarded) -> None:
     """No first use is recorded, however the channel's consumer connects, even before the topic is
     up again.
     """
+    with (
+        zsq.Producer(guarded.ipc) as producer,
+        zsq.Consumer("stored", "mine", url=guarded.ipc) as consumer,
+    ):
+        producer.publish("stored", b"x")
+        assert consumer.receive(20) is not None
     before = len([row for row in guarded.audited() if row["action"] == "first use"])
     assert guarded.stop() == 0
     guarded.launch()
-    with zsq.Consumer("used", "mine", url=guarded.ipc) as consumer:
-        consumer.receive(20)
+    with zsq.Consumer("stored", "mine", url=guarded.ipc) as consumer:
+        assert consumer.receive(20) is not None
     guarded.wait_ready()
     assert len([row for row in guarded.audited() if row["action"] == "first use"]) == before
 
@@ -218,7 +224,7 @@ def test_new_rules_and_certificates_hold_at_once(guarded: Guarded) -> None:
         guarded.reload("are read again")
         wait_for(
             lambda: etl.get("/stats").status_code == 403,
-            10,
+            30,
             "the new rules over HTTP, on a connection that was there",
         )
         assert etl.get("/stats").json()["message"] == "AUTH_FAILED"

@@ -97,7 +97,7 @@ def test_a_consumer_that_stops_costs_the_others_only_what_it_holds(broker: Broke
             clients = admin.stats("t", "c")["topics"][0]["channels"][0]["clients"]
             return bool(max(client["in_flight_count"] for client in clients) == 300)
 
-        wait_for(full, 10, "the stopped one's credit is used up")
+        wait_for(full, 30, "the stopped one's credit is used up")
         counts = [
             a + b
             for a, b in zip(

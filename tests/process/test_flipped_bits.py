@@ -85,6 +85,6 @@ def test_a_flip_in_storages_ring_is_read_from_the_file(own_broker: Broker) -> No
     assert got == dict(enumerate(BODIES))
     wait_for(
         lambda: b"a block changed in storage's memory" in own_broker.log.read_bytes(),
-        10,
+        30,
         "the log line",
     )

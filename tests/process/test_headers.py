@@ -68,11 +68,8 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    broker = Broker(tmp_path_factory.mktemp("headers") / "data", http=True)
-    try:
-        yield broker.start()
-    finally:
-        broker.close()
+    with Broker(tmp_path_factory.mktemp("headers") / "data", http=True) as broker:
+        yield broker
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -196,16 +193,12 @@ def store_old(broker: Broker) -> None:
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker whose log has headers that the broker would refuse now."""
-    broker = Broker(tmp_path_factory.mktemp("stored") / "data", http=True)
-    try:
-        broker.start()
+    with Broker(tmp_path_factory.mktemp("stored") / "data", http=True) as broker:
         with zsq.Producer(broker.ipc) as producer:
             producer.publish("old", b"first")
         assert broker.stop() == 0
         store_old(broker)
         yield broker.start()
-    finally:
-        broker.close()
 
 
 def test_no_command_ends_at_headers_that_are_not_valid(stored: Broker, tmp_path: Path) -> None:

@@ -215,14 +215,15 @@ def test_lost_consumers_use_no_attempts(own_broker: Broker, start: Start) -> Non
 def test_a_second_worker_gets_its_share(
     own_broker: Broker, start: Start, options: dict[str, Any]
 ) -> None:
-    prepare(own_broker, numbers(40))
+    """The first worker would need 100 s for all messages, and it has received them."""
+    prepare(own_broker, numbers(500))
     first = start(own_broker.tcp, 0.2, **options)
     wait_for(lambda: len(first.begun) >= 2, 60, "the first worker")
     second = start(own_broker.tcp, 0.2, **options)
-    wait_for(lambda: left(own_broker) == 0, 60, "all are handled")
+    wait_for(lambda: len(second.begun) >= 10, 60, "the second worker")
     begun = first.begun + second.begun
-    assert sorted(begun) == [(offset, 1) for offset in range(40)]
-    assert len(second.begun) >= 10
+    assert {attempts for _, attempts in begun} == {1}
+    assert len({*begun}) == len(begun)
 
 
 @pytest.mark.parametrize("how", ["ipc", "tcp of the same machine", "tcp"])

@@ -28,11 +28,8 @@ from zsq.storage.log.log_format import LOCK_NAME
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("http") / "data", nsq=True, http=True)
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("http") / "data", nsq=True, http=True) as broker:
+        yield broker
 
 
 @pytest.fixture
@@ -351,16 +348,13 @@ def test_a_taken_port_is_told(node: Broker, tmp_path: Path) -> None:
 
 
 def test_the_gateway_ends_with_the_broker_and_answers_before(tmp_path: Path) -> None:
-    one = Broker(tmp_path / "data", http=True).start()
-    try:
+    with Broker(tmp_path / "data", http=True) as one:
         with httpx.Client(base_url=f"http://127.0.0.1:{one.http}", timeout=30) as own:
             ok(own.post("/pub?topic=t", content=b"x"), "OK")
             (pid,) = one.pids("http_gateway")
             kill(pid)
             wait_for(lambda: reaches(one), what="the gateway's successor")
         assert one.stop() == 0
-    finally:
-        one.close()
 
 
 def reaches(node: Broker) -> bool:

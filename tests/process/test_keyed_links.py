@@ -72,16 +72,12 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Keyring:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, ring: Keyring) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("keyed") / "data", *ring.options())
-    try:
-        one.start()
+    with Broker(tmp_path_factory.mktemp("keyed") / "data", *ring.options()) as one:
         with zsq.Admin(one.ipc) as admin:  # the same user on the same machine needs no keys
             for topic in ("clicks", "orders"):
                 admin.create_topic(topic)
                 admin.create_channel(topic, "c")
         yield one
-    finally:
-        one.close()
 
 
 class Raw:
@@ -291,7 +287,7 @@ def test_the_audit_log_names_the_real_user_of_an_order(broker: Broker, ring: Key
         assert isinstance(raw.ask(p.Manage(3, "unpause", "clicks", "c", {}, forged)), p.Done)
         assert isinstance(raw.ask(p.Lookup(4, "clicks", "found", True, {}, forged)), p.Done)
     file = broker.data_dir / "audit.log"
-    wait_for(lambda: '"found"' in file.read_text(), 10, "the line of the audit log")
+    wait_for(lambda: '"found"' in file.read_text(), 30, "the line of the audit log")
     lines = [json.loads(line) for line in file.read_text().splitlines()[-2:]]
     assert [[line[name] for name in ("action", "user", "from", "via")] for line in lines] == [
         ["unpause", "etl", "127.0.0.1", "zeromq"], ["first use", "etl", "127.0.0.1", "zeromq"],

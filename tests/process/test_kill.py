@@ -169,6 +169,6 @@ def test_nothing_is_lost_when_all_processes_end_at_once(
         kill(victim)
     own_broker.wait_gone(everyone)  # no process that was left behind owns a file
     assert own_broker.process is not None
-    assert own_broker.process.wait(10) != 0
+    assert own_broker.process.wait(40) != 0
     own_broker.start()
     settle(own_broker, load, waiting)

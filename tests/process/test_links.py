@@ -31,16 +31,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         )
         (folder / "bucket").mkdir()
         more = ("--config", str(folder / "zsq.toml"), "--bucket", f"file://{folder}/bucket")
-        one = Broker(folder / "data", *more, nsq=True, http=True)
-        try:
-            one.start()
+        with Broker(folder / "data", *more, nsq=True, http=True) as one:
             with zsq.Admin(one.ipc) as admin:
                 admin.create_channel("t", "c")
                 admin.schedule_add("t", "yearly", "0 0 1 1 *", b"a new year")
             wait_for(lambda: one.pids("scheduler"), what="the scheduler")
             yield one
-        finally:
-            one.close()
 
 
 def actors(broker: Broker) -> list[dict[str, Any]]:
@@ -142,7 +138,7 @@ def test_a_gateway_that_does_not_answer_a_reload_is_started_again_and_health_is_
         lambda: (
             b"alarm cleared: broker: all gateways have the new settings" in broker.log.read_bytes()
         ),
-        10,
+        30,
         "the alarm's end",
     )
     works(broker)

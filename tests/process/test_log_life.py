@@ -22,9 +22,7 @@ CHUNK_BYTES = 65_536
 @pytest.fixture
 def filled(tmp_path: Path) -> Iterator[Broker]:
     """Start a broker whose topic has several chunks, with blocks of ten messages."""
-    one = Broker(tmp_path / "data", "--chunk-bytes", str(CHUNK_BYTES), "--node-id", "5")
-    try:
-        one.start()
+    with Broker(tmp_path / "data", "--chunk-bytes", str(CHUNK_BYTES), "--node-id", "5") as one:
         with zsq.Producer(one.ipc) as producer:
             for number in range(COUNT):
                 producer.publish_many(
@@ -33,8 +31,6 @@ def filled(tmp_path: Path) -> Iterator[Broker]:
                     tags=[f"t{number}"] * 10,
                 )
         yield one
-    finally:
-        one.close()
 
 
 def zsq_cli(broker: Broker, *arguments: str, code: int = 0) -> bytes:

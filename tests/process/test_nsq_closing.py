@@ -86,15 +86,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def nsq(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Broker]:
-    broker = Broker(
-        tmp_path_factory.mktemp("nsq") / "data",
-        "--nsq-tls-cert", certificates.cert, "--nsq-tls-key", certificates.key,
-        nsq=True,
-    )  # fmt: skip
-    try:
-        yield broker.start()
-    finally:
-        broker.close()
+    tls = ("--nsq-tls-cert", certificates.cert, "--nsq-tls-key", certificates.key)
+    with Broker(tmp_path_factory.mktemp("nsq") / "data", *tls, nsq=True) as broker:
+        yield broker
 
 
 @pytest.fixture
@@ -199,9 +193,7 @@ def test_answers_that_cross_deliveries_are_carried_out(
 
 @pytest.mark.parametrize("process", ["gateway", "broker"])
 def test_fins_before_a_sigterm_are_carried_out(tmp_path: Path, process: str) -> None:
-    broker = Broker(tmp_path / "data", nsq=True)
-    try:
-        broker.start()
+    with Broker(tmp_path / "data", nsq=True) as broker:
         publish(broker, "t")
         with NsqSocket(broker.nsq) as client:
             messages = receive(client, "t")
@@ -214,5 +206,3 @@ def test_fins_before_a_sigterm_are_carried_out(tmp_path: Path, process: str) -> 
                 broker.start()
         row = settled_row(broker, "t")
         assert (row["depth"], row["timeout_count"]) == (0, 0)
-    finally:
-        broker.close()

@@ -32,11 +32,10 @@ def lookupd() -> Iterator[LookupdThread]:
 
 @pytest.fixture
 def broker(tmp_path: Path, lookupd: LookupdThread) -> Iterator[Broker]:
-    one = Broker(tmp_path / "data", "--nsq-lookupd-tcp-address", lookupd.tcp, nsq=True, http=True)
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(
+        tmp_path / "data", "--nsq-lookupd-tcp-address", lookupd.tcp, nsq=True, http=True
+    ) as broker:
+        yield broker
 
 
 def took_s(lookupd: LookupdThread, topic: str, channel: str = "", *, there: bool = True) -> float:
@@ -44,7 +43,7 @@ def took_s(lookupd: LookupdThread, topic: str, channel: str = "", *, there: bool
     begun = time.monotonic()
     wait_for(
         lambda: ((topic, channel) in lookupd.here()) is there,
-        10,
+        30,
         f"the registration of {topic} {channel}",
     )
     return time.monotonic() - begun

@@ -20,11 +20,8 @@ DELIVERIES = 3
 
 @pytest.fixture(scope="module")
 def nsq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    broker = Broker(tmp_path_factory.mktemp("nsq") / "data", nsq=True)
-    try:
-        yield broker.start()
-    finally:
-        broker.close()
+    with Broker(tmp_path_factory.mktemp("nsq") / "data", nsq=True) as broker:
+        yield broker
 
 
 def orders() -> dict[str, list[int]]:
@@ -64,7 +61,7 @@ def test_each_is_finished_once(nsq: Broker, order: str, pieces: int) -> None:
             found: dict[str, int] = admin.stats(topic)["topics"][0]["channels"][0]
             return found
 
-        wait_for(lambda: row()["finish_count"] == len(lines), 10, "the finishes")
+        wait_for(lambda: row()["finish_count"] == len(lines), 30, "the finishes")
         assert row()["in_flight_count"] == 1
         client.socket.sendall(again + kept + again)
         assert (
@@ -72,7 +69,7 @@ def test_each_is_finished_once(nsq: Broker, order: str, pieces: int) -> None:
             == client.frame()[1]
             == b"E_FIN_FAILED FIN %s failed ID not in flight" % again.split()[1]
         )
-        wait_for(lambda: row()["finish_count"] == len(lines) + 1, 10, "the last finish")
+        wait_for(lambda: row()["finish_count"] == len(lines) + 1, 30, "the last finish")
         assert (row()["in_flight_count"], row()["depth"], row()["requeue_count"]) == (0, 0, 0)
 
 
@@ -100,7 +97,7 @@ def test_unfinished_messages_of_a_consumer_go_to_the_next_one_in_order(
             row = admin.stats(f"left-{way}")["topics"][0]["channels"][0]
             return (row["depth"], row["in_flight_count"], row["client_count"]) == (15, 0, 0)
 
-        wait_for(waits, 10, "what was not finished")
+        wait_for(waits, 30, "what was not finished")
         client.subscribe(f"left-{way}", "c", ready=100)
         assert [client.message().body for _ in range(15)] == [
             b"%d" % number for number in range(5, 20)

@@ -195,7 +195,7 @@ def test_a_message_that_is_held_stops_its_key_and_no_other(broker: Broker) -> No
                 lambda: (
                     admin.stats("t", "c")["topics"][0]["channels"][0].get("parked_count") == 250
                 ),
-                10,
+                30,
                 "what is parked",
             )
             assert admin.stats("t", "c")["topics"][0]["channels"][0]["depth"] == 250

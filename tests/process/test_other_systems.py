@@ -220,7 +220,7 @@ def test_a_signal_ends_a_handler(shared: Broker, other: str, kind: str, tmp_path
         assert child.wait(WAIT_S) == 0, out.read_text()
     finally:
         child.kill()
-        child.wait(10)
+        child.wait(40)
     assert out.read_text().split() == ["handled", "stopped"]
 
 

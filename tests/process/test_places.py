@@ -132,10 +132,10 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
         messages[0].finish(sync=True)
         messages[2].requeue(delay=600)
         messages[1].requeue(delay=900)
-        wait_for(lambda: row(url, topic, "c")["deferred_count"] == 2, 10, "the requeues")
+        wait_for(lambda: row(url, topic, "c")["deferred_count"] == 2, 30, "the requeues")
         wait_for(
             lambda: row(url, topic, "c")["in_flight_count"] == 6,
-            10,
+            30,
             "three more messages, for three were answered",
         )
         before = row(url, topic, "c")
@@ -153,7 +153,7 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
         out = found.messages[3]
         assert out.consumer == "worker 1"
         assert 0 <= out.held_s < 30
-        assert 59 < out.held_s + out.left_s <= 60.1
+        assert 59 < out.held_s + out.left_s < 62
         assert 590 < found.messages[9].due_ns / 1e9 - time.time() <= 600
         after = row(url, topic, "c")
         for name in (
@@ -168,7 +168,7 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
             assert before[name] == after[name], name
         admin.pause(topic, "c")
         messages[3].requeue()
-        wait_for(lambda: admin.peek(topic, "c", 1).counts["requeued"] == 1, 10, "the requeue")
+        wait_for(lambda: admin.peek(topic, "c", 1).counts["requeued"] == 1, 30, "the requeue")
         found = admin.peek(topic, "c", 2)
         assert found.paused
         assert [one for one in shown(found) if one[1] in ("requeued", "new")] == [
@@ -226,7 +226,7 @@ def test_a_peek_of_what_is_deferred_outlives_the_channel(shared: Broker) -> None
                 ]
             return bool(found)
 
-        wait_for(looked, 10, "an answer of the next channel")
+        wait_for(looked, 30, "an answer of the next channel")
         assert found == [(1, "deferred"), (2, "deferred"), (0, "deferred")]
 
 
@@ -320,9 +320,7 @@ def test_a_consumer_that_lost_its_link_waits_for_its_own_place(shared: Broker) -
 
 
 def test_a_start_that_cannot_be_read_is_refused_and_may_be_asked_for_again(tmp_path: Path) -> None:
-    broker = Broker(tmp_path / "data", "--chunk-bytes", str(1 << 20))
-    try:
-        broker.start()
+    with Broker(tmp_path / "data", "--chunk-bytes", str(1 << 20)) as broker:
         with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
             times = []
             for _ in range(6):
@@ -357,5 +355,3 @@ def test_a_start_that_cannot_be_read_is_refused_and_may_be_asked_for_again(tmp_p
             assert not admin.create_channel("t", "new", start=times[1])["existed"]
             assert row(broker.ipc, "t", "new")["next_offset"] == 500
             assert admin.seek("t", "there", times[2]) == {"offset": 1_000}
-    finally:
-        broker.close()

@@ -203,7 +203,7 @@ def test_a_terminal_that_is_closed_ends_the_broker_it_was_started_in(tmp_path: P
         assert broker.wait(90) == 0
     finally:
         broker.kill()
-        broker.wait(10)
+        broker.wait(40)
 
 
 def test_a_broker_under_nohup_reloads_and_outlives_its_terminal(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_broker_under_nohup_reloads_and_outlives_its_terminal(tmp_path: Path) 
         assert broker.wait(30) == 0
     finally:
         broker.kill()
-        broker.wait(10)
+        broker.wait(40)
 
 
 def test_a_broker_under_nohup_takes_new_rules_on_sighup(tmp_path: Path) -> None:

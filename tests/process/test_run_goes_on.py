@@ -10,6 +10,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,6 +22,7 @@ import zsq
 import zsq.aio
 
 WAIT_S: Final = 60.0
+KINDS: Final = [("blocking", 1), ("blocking", 4), ("asyncio", 1), ("asyncio", 4)]
 
 
 class Running:
@@ -33,8 +35,10 @@ class Running:
         url: str,
         topic: str,
         on_deleted: Literal["wait", "raise"] = "wait",
+        channel: str = "c",
         **options: Any,
     ) -> None:
+        self._channel = channel
         self.seen: queue.Queue[bytes] = queue.Queue()
         self.error: BaseException | None = None
         self._close: Callable[[], object] = lambda: None
@@ -53,7 +57,7 @@ class Running:
             self.error = error
 
     def _run_blocking(self, url: str, topic: str, options: dict[str, Any]) -> None:
-        consumer = zsq.Consumer(topic, "c", url=url, **options)
+        consumer = zsq.Consumer(topic, self._channel, url=url, **options)
         self._close = consumer.close
         self._begun.set()
         concurrency = self._concurrency
@@ -66,7 +70,7 @@ class Running:
 
     def _run_asyncio(self, url: str, topic: str, options: dict[str, Any]) -> None:
         async def main() -> None:
-            consumer = zsq.aio.Consumer(topic, "c", url=url, **options)
+            consumer = zsq.aio.Consumer(topic, self._channel, url=url, **options)
             loop = asyncio.get_running_loop()
             self._close = lambda: asyncio.run_coroutine_threadsafe(consumer.close(), loop)
             self._begun.set()
@@ -100,10 +104,7 @@ class Running:
         assert self.ended() is None or self.error is not None
 
 
-@pytest.fixture(
-    params=[("blocking", 1), ("blocking", 4), ("asyncio", 1), ("asyncio", 4)],
-    ids=lambda param: f"{param[0]}-{param[1]}",
-)
+@pytest.fixture(params=KINDS, ids=lambda param: f"{param[0]}-{param[1]}")
 def run(request: pytest.FixtureRequest) -> Iterator[Callable[..., Running]]:
     """Start `run` in a thread, and close its consumer at the end of the test."""
     made: list[Running] = []
@@ -116,6 +117,36 @@ def run(request: pytest.FixtureRequest) -> Iterator[Callable[..., Running]]:
     yield start
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def run_all() -> Iterator[Callable[..., list[Running]]]:
+    """Start a consumer of each kind at once, each in its own channel, and close them at the end."""
+    made: list[Running] = []
+
+    def start(url: str, topic: str, **options: Any) -> list[Running]:
+        started = [
+            Running(kind, concurrency, url, topic, channel=f"c{number}", **options)
+            for number, (kind, concurrency) in enumerate(KINDS)
+        ]
+        made.extend(started)
+        return started
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def make_topic(admin: zsq.Admin, **options: Any) -> None:
+    """Make topic t with the channels of `run_all`."""
+    admin.create_topic("t", **options)
+    for number in range(len(KINDS)):
+        admin.create_channel("t", f"c{number}")
+
+
+def expect_in_all(running: list[Running], body: bytes) -> None:
+    for one in running:
+        one.expect(body)
 
 
 @pytest.fixture
@@ -214,28 +245,29 @@ def has_consumer(admin: zsq.Admin, topic: str) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("door", ["ipc", "tcp"])
 def test_run_goes_on_when_the_broker_is_back(
     own_broker: Broker,
-    run: Callable[..., Running],
+    run_all: Callable[..., list[Running]],
     number: int,
-    door: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    url = own_broker.ipc if door == "ipc" else own_broker.tcp
-    publish(url, "t", b"before")
-    running = run(url, "t")
-    running.expect(b"before")
+    """`edges/test_broker_events.py` tests the same over TCP."""
+    with zsq.Admin(own_broker.ipc) as admin:
+        make_topic(admin)
+    publish(own_broker.ipc, "t", b"before")
+    running = run_all(own_broker.ipc, "t")
+    expect_in_all(running, b"before")
     assert own_broker.process is not None
     if number == signal.SIGTERM:
         own_broker.process.terminate()
     else:
         own_broker.signal_all(number)
     own_broker.process.wait(WAIT_S)
-    wait_for(lambda: "channel t/c: " in caplog.text, what="a warning")
+    for channel in range(len(KINDS)):
+        wait_for(lambda: f"channel t/c{channel}: " in caplog.text, what="a warning")  # noqa: B023
     own_broker.start()
-    publish(url, "t", b"after")
-    running.expect(b"after")
+    publish(own_broker.ipc, "t", b"after")
+    expect_in_all(running, b"after")
 
 
 def test_run_waits_for_a_place_in_the_channel(
@@ -268,41 +300,48 @@ def test_a_final_refusal_ends_run_with_the_error(
 
 
 def test_a_topic_that_run_may_not_create_ends_it(
-    tmp_path: Path, run: Callable[..., Running], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, run_all: Callable[..., list[Running]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker = Broker(tmp_path / "data", "--auto-create", "publishers")
-    try:
-        broker.start()
-        error = run(broker.ipc, "absent").ended()
-        assert isinstance(error, zsq.NotFound)
+    with Broker(tmp_path / "data", "--auto-create", "publishers") as broker:
+        for running in run_all(broker.ipc, "absent"):
+            assert isinstance(running.ended(), zsq.NotFound)
+        with zsq.Admin(broker.ipc) as admin:
+            make_topic(admin)
         publish(broker.ipc, "t", b"a")
-        run(broker.ipc, "t").expect(b"a")
-        assert caplog.text.count("run ends: NotFound: E_NOT_FOUND ") == 1
-    finally:
-        broker.close()
+        expect_in_all(run_all(broker.ipc, "t"), b"a")
+        assert caplog.text.count("run ends: NotFound: E_NOT_FOUND ") == len(KINDS)
 
 
 def test_run_with_a_timeout_ends_when_no_broker_answers(
-    own_broker: Broker, run: Callable[..., Running], caplog: pytest.LogCaptureFixture
+    own_broker: Broker, run_all: Callable[..., list[Running]], caplog: pytest.LogCaptureFixture
 ) -> None:
+    with zsq.Admin(own_broker.ipc) as admin:
+        make_topic(admin)
     publish(own_broker.ipc, "t", b"a")
-    running = run(own_broker.ipc, "t", timeout=2)
-    running.expect(b"a")
+    running = run_all(own_broker.ipc, "t", timeout=2)
+    expect_in_all(running, b"a")
     own_broker.signal_all(signal.SIGKILL)
-    assert isinstance(running.ended(), zsq.BrokerUnreachable)
-    assert caplog.text.count("t/c: run ends: BrokerUnreachable: ") == 1
+    for one in running:
+        assert isinstance(one.ended(), zsq.BrokerUnreachable)
+    assert caplog.text.count(": run ends: BrokerUnreachable: ") == len(KINDS)
 
 
 def test_a_topic_with_parts_is_awaited_and_not_created(
-    tmp_path: Path, run: Callable[..., Running]
+    tmp_path: Path, run_all: Callable[..., list[Running]]
 ) -> None:
     with running_cluster(tmp_path) as cluster, zsq.Admin(cluster.url) as admin:
-        admin.create_topic("t", parts=2)
-        running = run(cluster.url, "t")
+        make_topic(admin, parts=2)
+        running = run_all(cluster.url, "t")
         publish(cluster.url, "t", b"before")
-        running.expect(b"before")
+        expect_in_all(running, b"before")
         admin.delete_topic("t", force=True)
         wait_for(lambda: "t" not in admin.topics())
         admin.create_topic("t", parts=3)
-        publish(cluster.url, "t", b"after")
-        running.expect(b"after")
+
+        def handles_again(one: Running) -> bool:
+            """A new channel begins with what is published after it was made."""
+            publish(cluster.url, "t", b"after")
+            return b"after" in one.seen.queue
+
+        for one in running:
+            wait_for(partial(handles_again, one), WAIT_S)

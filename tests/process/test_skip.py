@@ -45,7 +45,7 @@ def test_messages_are_skipped_in_every_state_and_stay_skipped(
             assert [message.offset for message in messages] == [*range(6)]
             for message in messages[:3]:
                 message.requeue(600)
-            wait_for(lambda: row(url, topic)["deferred_count"] == 3, 10, "the deferred messages")
+            wait_for(lambda: row(url, topic)["deferred_count"] == 3, 30, "the deferred messages")
             # 0 to 2 are deferred, 3 is in flight, and 15 and 19 are ahead of the cursor.
             wanted = [*skipped, 20, 500]
             assert admin.skip(topic, "c", wanted, preview=True) == skipped
@@ -84,7 +84,7 @@ def test_an_ordered_channel_goes_on_behind_a_skipped_message(broker: Broker, top
             (poison,) = received(consumer, 1)
             poison.requeue(600, error="no such customer")
             consumer.flush()
-            wait_for(lambda: row(url, topic)["deferred_count"] == 1, 10, "the deferred message")
+            wait_for(lambda: row(url, topic)["deferred_count"] == 1, 30, "the deferred message")
             shown = run_text("--url", url, "channel", "show", topic, "c").stdout
             assert (
                 "blocked by offset 0, attempt 1 failed, 2 messages of its key wait; last error: "

@@ -136,7 +136,7 @@ def test_a_sealed_stage_survives_a_kill_before_its_commit(own_broker: Broker, vi
             kill(pid)
         own_broker.wait_gone(everyone)
         assert own_broker.process is not None
-        own_broker.process.wait(10)
+        own_broker.process.wait(40)
         own_broker.start()
     with StageCommitter(own_broker.ipc, TOPIC) as committer:
         done = committer.commit("app", 1, [part])

@@ -309,15 +309,11 @@ def test_zsq_cluster_and_the_console_show_the_command_that_hands_over(pair: Pair
 
 def test_nobody_hands_over_without_a_standby(tmp_path: Path) -> None:
     (tmp_path / "bucket").mkdir()
-    one = Broker(tmp_path / "one", "--bucket", f"file://{tmp_path}/bucket")
-    try:
-        one.start()
+    with Broker(tmp_path / "one", "--bucket", f"file://{tmp_path}/bucket") as one:
         wait_for(lambda: _shipping(one) == "open", what="the broker ships")
         with zsq.Admin(one.tcp, timeout=10) as admin, pytest.raises(NotFound) as caught:
             admin.handover()
         assert caught.value.code == E_NOT_FOUND
-    finally:
-        one.close()
 
 
 def test_a_standby_tells_over_http_what_it_does(pair: Pair) -> None:

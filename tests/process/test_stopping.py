@@ -33,9 +33,7 @@ that these tests hold.
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
     """Start a broker whose topic `new` cannot start, because another process holds its lock."""
-    one = Broker(tmp_path / "data", nsq=True, http=True)
-    try:
-        one.start()
+    with Broker(tmp_path / "data", nsq=True, http=True) as one:
         with zsq.Producer(one.ipc) as producer:
             producer.publish("new", b"body")
         assert one.stop() == 0
@@ -48,8 +46,6 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
             yield one
         finally:
             os.close(held)
-    finally:
-        one.close()
 
 
 def listens(port: int) -> bool:
@@ -125,9 +121,7 @@ def test_a_topic_that_is_asked_for_while_the_broker_stops_is_refused(tmp_path: P
     """If the broker started the topic, nothing would stop the topic's processes, and the broker
     would never end.
     """
-    broker = Broker(tmp_path / "data")
-    try:
-        broker.start()
+    with Broker(tmp_path / "data") as broker:
         with zsq.Producer(broker.ipc) as producer:
             producer.publish("old", b"body")
         (storage,) = broker.pids("topic")
@@ -136,11 +130,9 @@ def test_a_topic_that_is_asked_for_while_the_broker_stops_is_refused(tmp_path: P
             with zsq.Admin(broker.ipc, timeout=5) as admin:
                 admin.topics()  # the client is connected now
                 terminate(broker)
-                wait_for(lambda: b" stopping" in broker.log.read_bytes(), 10, "the stop")
+                wait_for(lambda: b" stopping" in broker.log.read_bytes(), 30, "the stop")
                 with pytest.raises(zsq.Refused, match="the broker is stopping"):
                     admin.create_topic("new")
         finally:
             os.kill(storage, signal.SIGCONT)
         end(broker)
-    finally:
-        broker.close()

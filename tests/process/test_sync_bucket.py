@@ -159,7 +159,7 @@ def test_waiting_publishes_are_answered_when_the_mode_becomes_always(shipped: Sh
         assert not any(receipt.done for receipt in receipts)
         admin.configure_topic(TOPIC, sync="always")
         for receipt in receipts:
-            receipt.wait(10)
+            receipt.wait(40)
         producer.publish(TOPIC, b"after")
         shipped.bring_back()
         shipped.reload("1s", "--bucket-lag changed")
@@ -214,19 +214,14 @@ def test_a_stop_ships_what_is_new(tmp_path: Path) -> None:
 def test_a_broker_that_does_not_ship_refuses_the_mode(tmp_path: Path, lag: str) -> None:
     (tmp_path / "bucket").mkdir()
     extra = ("--bucket", f"file://{tmp_path}/bucket", "--bucket-lag", lag) if lag else ()
-    broker = Broker(tmp_path / "data", *extra)
-    try:
-        broker.start()
-        with zsq.Admin(broker.ipc) as admin:
-            admin.create_topic(TOPIC)
-            missing = "--bucket-lag none" if lag else "no --bucket"
-            with pytest.raises(UsageError, match=f"this broker runs with {missing}"):
-                admin.create_topic("other", sync="bucket")
-            with pytest.raises(UsageError, match=f"this broker runs with {missing}"):
-                admin.configure_topic(TOPIC, sync="bucket")
-            assert admin.stats(TOPIC)["topics"][0]["shipping"] == "off"
-    finally:
-        broker.close()
+    with Broker(tmp_path / "data", *extra) as broker, zsq.Admin(broker.ipc) as admin:
+        admin.create_topic(TOPIC)
+        missing = "--bucket-lag none" if lag else "no --bucket"
+        with pytest.raises(UsageError, match=f"this broker runs with {missing}"):
+            admin.create_topic("other", sync="bucket")
+        with pytest.raises(UsageError, match=f"this broker runs with {missing}"):
+            admin.configure_topic(TOPIC, sync="bucket")
+        assert admin.stats(TOPIC)["topics"][0]["shipping"] == "off"
     done = zsq_command.run_text("serve", "--data-dir", str(tmp_path / "d"), "--sync", "bucket")
     assert done.returncode != 0
     assert "--sync bucket answers publishes when the bucket has them" in done.stderr

@@ -42,7 +42,7 @@ def test_a_copy_of_a_running_broker_is_refused_until_the_original_ends(
         )
         assert "make the copy with `zsq backup`" in said
         own_broker.process.kill()  # the kernel then releases the claim on the broker's uuid
-        own_broker.process.wait(10)
+        own_broker.process.wait(40)
         copy.start()
     finally:
         copy.close()
@@ -56,17 +56,13 @@ def test_a_restored_backup_runs_beside_its_original(own_broker: Broker, tmp_path
         ["restore", tmp_path / "b", tmp_path / "restored"],
     ):
         run(*line).check_returncode()
-    restored = Broker(tmp_path / "restored")
-    try:
-        restored.start()
+    with Broker(tmp_path / "restored") as restored:
         with zsq.Admin(restored.ipc) as theirs, zsq.Admin(own_broker.ipc) as ours:
             there, here = theirs.stats(), ours.stats()
         assert there["uuid"] != here["uuid"]
         assert [topic["uuid"] for topic in there["topics"]] == [
             topic["uuid"] for topic in here["topics"]
         ]
-    finally:
-        restored.close()
 
 
 def test_an_abstract_socket_of_another_user_prevents_no_start(
@@ -106,7 +102,7 @@ def test_a_broker_whose_sockets_are_removed_says_so_and_ends(own_broker: Broker,
         message = consumer.receive(20)
         assert message is not None
         assert message.body == b"x"
-    wait_for(lambda: own_broker.pids("topic"), 10, "the topic")
+    wait_for(lambda: own_broker.pids("topic"), 30, "the topic")
 
 
 def test_a_data_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:

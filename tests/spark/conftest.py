@@ -80,11 +80,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("zsq") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("zsq") / "data") as broker:
+        yield broker
 
 
 @pytest.fixture

@@ -35,21 +35,15 @@ def java() -> None:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("zsq") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("zsq") / "data") as broker:
+        yield broker
 
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkDriver]:
     """Start Spark with two executors, each in a separate JVM with one core."""
-    one = SparkDriver(tmp_path_factory.mktemp("spark"), "local-cluster[2,1,1024]")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with SparkDriver(tmp_path_factory.mktemp("spark"), "local-cluster[2,1,1024]") as driver:
+        yield driver
 
 
 @pytest.fixture

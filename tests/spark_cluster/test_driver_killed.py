@@ -28,20 +28,14 @@ KEPT_S = 20
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("zsq") / "data", "--stage-timeout", str(KEPT_S))
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("zsq") / "data", "--stage-timeout", str(KEPT_S)) as broker:
+        yield broker
 
 
 @contextlib.contextmanager
 def driver(folder: Path) -> Iterator[SparkDriver]:
-    one = SparkDriver(folder, "local[2]")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with SparkDriver(folder, "local[2]") as driver:
+        yield driver
 
 
 class Query:

@@ -63,11 +63,8 @@ def java() -> None:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("zsq") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("zsq") / "data") as broker:
+        yield broker
 
 
 @pytest.fixture(scope="module", params=TRIED if ASKED == "all" else ASKED.split(","))
@@ -79,11 +76,8 @@ def spark(
 
     version = request.param
     packages = None if version == INSTALLED else packages_of(version)
-    one = SparkDriver(tmp_path_factory.mktemp("spark"), "local[2,4]", packages=packages)
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with SparkDriver(tmp_path_factory.mktemp("spark"), "local[2,4]", packages=packages) as driver:
+        yield driver
 
 
 @pytest.fixture

@@ -116,8 +116,9 @@ def package_without(rooms: Sequence[str], folder: Path) -> Path:
     package.mkdir(parents=True)
     for name in PARTS:
         if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, package / name, ignore=ignored)
+            # Compiled modules stay valid. Another process may be about to rename a new one.
+            unfinished = shutil.ignore_patterns("*.pyc.*")
+            shutil.copytree(ROOT / name, package / name, ignore=unfinished)
         else:
             shutil.copy2(ROOT / name, package / name)
     for room in rooms:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import zsq
 
@@ -52,7 +52,10 @@ def wait_for(
 
 
 class Broker:
-    """`zsq serve` on one data directory. It may be started again after it was killed."""
+    """`zsq serve` on one data directory. It may be started again after it was killed.
+
+    As a context, it is started at the beginning, and all its processes are gone at the end.
+    """
 
     def __init__(self, data_dir: Path, *extra: str, nsq: bool = False, http: bool = False) -> None:
         self.data_dir = data_dir
@@ -79,6 +82,17 @@ class Broker:
     @property
     def tcp(self) -> str:
         return f"tcp://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def start(self, timeout_s: float = START_S) -> Broker:
         self.launch()
@@ -184,7 +198,7 @@ class Broker:
                 self.process.wait(20)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait(10)
+                self.process.wait(40)
         self.wait_gone(sorted(self._known))
 
 

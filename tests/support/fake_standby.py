@@ -65,7 +65,7 @@ class FakeStandby:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._bound.wait(10)
+        assert self._bound.wait(40)
         return self
 
     def __exit__(

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyspark
 from support.broker import free_port, wait_for
@@ -146,6 +146,17 @@ class SparkDriver:
         self._jobs: dict[int, Job] = {}
         self._last = 0
 
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def start(self) -> SparkDriver:
         command = [
             sys.executable,
@@ -219,7 +230,7 @@ class SparkDriver:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(30)
         end_session(self.process.pid)
-        self.process.wait(10)
+        self.process.wait(40)
         self._listener.join(10)
 
 
@@ -318,4 +329,4 @@ class Standalone:
     def close(self) -> None:
         for process in reversed(self.processes):
             end_session(process.pid)
-            process.wait(10)
+            process.wait(40)

@@ -85,7 +85,7 @@ class Zygote:
 
     def close(self) -> None:
         self._requests.close()
-        self._process.wait(10)
+        self._process.wait(40)
 
 
 @functools.cache

@@ -67,7 +67,7 @@ class Clients:
     def kill(self, kind: str) -> str:
         name = self._choose(kind)
         self.processes[name].kill()
-        self.processes[name].wait(10)
+        self.processes[name].wait(40)
         self._start(name)
         return name
 
@@ -81,9 +81,9 @@ class Clients:
                 process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(10)
+                process.wait(40)
 
     def close(self) -> None:
         for process in self.processes.values():
             process.kill()
-            process.wait(10)
+            process.wait(40)

@@ -76,11 +76,8 @@ def test_the_text_lists_what_a_topic_must_still_be_drained_of(
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("closing") / "data")
-    try:
-        yield one.start()
-    finally:
-        one.close()
+    with Broker(tmp_path_factory.mktemp("closing") / "data") as broker:
+        yield broker
 
 
 def cli(broker: Broker, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -25,17 +25,13 @@ def test_the_names_are_those_of_the_broker() -> None:
 
 
 def test_an_unmounted_volume_does_not_become_a_new_broker(tmp_path: Path) -> None:
-    broker = Broker(tmp_path / "data")
-    try:
-        broker.start()
+    with Broker(tmp_path / "data") as broker:
         with zsq.Producer(broker.tcp) as producer:
             producer.publish("t", b"x")
         assert broker.stop() == 0
         broker.extra += ("--must-exist",)
         broker.start()  # its data is there
         assert broker.stop() == 0
-    finally:
-        broker.close()
     (tmp_path / "data").rename(tmp_path / "elsewhere")
     (tmp_path / "data").mkdir()  # the mount point
     ended = run_text("serve", "--must-exist", "--data-dir", str(tmp_path / "data"))

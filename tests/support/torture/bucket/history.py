@@ -277,12 +277,6 @@ class BucketHistory:
         self.losses.append((of, sent))
         self.counts["lost within the bound"] += missing
 
-    def delayed_missing(self, topic: int) -> list[Sent]:
-        """Return the delayed publishes that the log does not have."""
-        with self.lock:
-            of = self.topics[topic]
-            return [sent for sent in of.delayed if not of.stored.keys() >= set(sent.numbers)]
-
     def check_delayed(self, topic: int) -> None:
         """Check that all delayed messages are in the log. All of them were due before it was read
         to its end.
