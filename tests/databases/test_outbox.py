@@ -330,7 +330,7 @@ def test_a_part_is_chosen_once_and_kept_in_the_row(
             raise BrokerUnreachable("E_TIMEOUT", "no answer")
 
     monkeypatch.setattr(outboxes, "Reader", Parts)
-    monkeypatch.setattr(outboxes._Broker, "commit", commit)
+    monkeypatch.setattr(outboxes._DrainClients, "commit", commit)
     keys = [f"key-{number}" for number in range(8)]
     with begun(db):
         for key in keys:
