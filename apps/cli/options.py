@@ -56,6 +56,22 @@ def with_broker(command: Command) -> Command:
     return _with_broker(command, GIVES_UP + NOBODY_LISTENS)
 
 
+def with_admin(command: Command) -> Command:
+    """Add the same options to a command that needs only an Admin.
+
+    It receives `admin`, which connects with its first request and is closed behind the command.
+    """
+
+    @functools.wraps(command)
+    def run(*arguments: Any, url: str, timeout: float, **options: Any) -> Any:
+        from ...transport.client.blocking.client import Admin
+
+        with Admin(url, timeout=timeout) as admin:
+            return command(*arguments, admin=admin, **options)
+
+    return with_broker(cast("Command", run))
+
+
 def with_broker_followed(command: Command) -> Command:
     """Add the same options to a command that runs until it is stopped.
 

@@ -27,10 +27,10 @@ from django.utils.crypto import get_random_string
 from django.utils.module_loading import import_string
 
 from ...transport.client.blocking.client import Admin, Consumer, Producer
-from ...transport.errors import NotFound, ZsqError
+from ...transport.errors import ZsqError
 from ...transport.system import node_name
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
-from .queues import SETTINGS, make_queue
+from .queues import SETTINGS, QueueTopics
 from .source import ConsumerThread, Held, OpenWork
 
 try:
@@ -74,17 +74,11 @@ class ZsqBackend(BaseTaskBackend):
         self.client: Any = {name: options.get(name) for name in ("url", "key_file", "transport")}
         self.lease_s = check_lease(float(options.get("message_timeout", LEASE_S)))
         self._prefix = options.get("prefix", "django.")
-        self._producer = Producer(**self.client)
-        self._made: set[str] = set()
+        self.topics = QueueTopics(Admin(**self.client), Producer(**self.client))
 
-    def make(self, queue_name: str, *, works: bool = False) -> str:
-        """Create the topic and the channel of a queue if they do not exist. Return the topic."""
-        topic = legal(f"{self._prefix}{queue_name}", TOPIC_CHARS_MAX)
-        if works or topic not in self._made:
-            with Admin(**self.client) as admin:
-                make_queue(admin, topic, works=works)
-            self._made.add(topic)
-        return topic
+    def topic(self, queue_name: str) -> str:
+        """Return the topic of a queue."""
+        return legal(f"{self._prefix}{queue_name}", TOPIC_CHARS_MAX)
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Publish a task. It is on disk when this returns."""
@@ -106,13 +100,7 @@ class ZsqBackend(BaseTaskBackend):
             due = task.run_after
             due = timezone.make_aware(due) if timezone.is_naive(due) else due
             delay = max(0.0, (due - datetime.now(UTC)).total_seconds()) or None
-        topic = self.make(task.queue_name)
-        try:
-            self._producer.publish(topic, json.dumps(body).encode(), delay=delay)
-        except NotFound:  # it was deleted meanwhile, and begins anew as at its first use
-            self._made.discard(topic)
-            self.make(task.queue_name)
-            self._producer.publish(topic, json.dumps(body).encode(), delay=delay)
+        self.topics.publish(self.topic(task.queue_name), json.dumps(body).encode(), delay)
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -207,8 +195,10 @@ class Worker:
 
     def _open(self, queue: str, ready: int) -> ConsumerThread:
         backend = self._backend
+        topic = backend.topic(queue)
+        backend.topics.make(topic, works=True)
         consumer = Consumer(
-            backend.make(queue, works=True),
+            topic,
             CHANNEL,
             ready=ready,
             message_timeout=backend.lease_s,

@@ -27,7 +27,7 @@ from ...transport.whole_topic import whole_topic
 from ...transport.wire.addresses import Url
 from ...transport.wire.credentials import KeyFile
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
-from .queues import SETTINGS, make_queue
+from .queues import SETTINGS, QueueTopics
 from .source import ConsumerThread, Held, OpenWork
 
 log = logging.getLogger("zsq")
@@ -154,7 +154,7 @@ class ZsqBroker(dramatiq.Broker):
         self._lease_s = check_lease(message_timeout)
         self._producer = Producer(**self._client)
         self._admin = Admin(**self._client)
-        self._made: set[str] = set()
+        self._topics = QueueTopics(self._admin, self._producer)
         self._consumers: list[ZsqConsumer] = []
         self._work = OpenWork()
         self._after = threading.local()
@@ -169,14 +169,6 @@ class ZsqBroker(dramatiq.Broker):
             self.queues[queue_name] = None
             self.emit_after("declare_queue", queue_name)
 
-    def _make(self, queue_name: str, *, works: bool = False) -> str:
-        """Create the topic and the channel of a queue if they do not exist. Return the topic."""
-        topic = self.topic(queue_name)
-        if works or topic not in self._made:
-            make_queue(self._admin, topic, works=works)
-            self._made.add(topic)
-        return topic
-
     def enqueue(
         self, message: dramatiq.Message[Any], *, delay: int | None = None
     ) -> dramatiq.Message[Any]:
@@ -189,13 +181,7 @@ class ZsqBroker(dramatiq.Broker):
         self.emit_before("enqueue", message, delay)
         seconds = None if delay is None or delay <= 0 else delay / 1000
         try:
-            topic = self._make(message.queue_name)
-            try:
-                self._producer.publish(topic, message.encode(), delay=seconds)
-            except NotFound:  # it was deleted meanwhile, and begins anew as at its first use
-                self._made.discard(topic)
-                self._make(message.queue_name)
-                self._producer.publish(topic, message.encode(), delay=seconds)
+            self._topics.publish(self.topic(message.queue_name), message.encode(), seconds)
         except ZsqError as error:
             self._after.refused = error
             raise translated(error) from error
@@ -219,8 +205,9 @@ class ZsqBroker(dramatiq.Broker):
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30000) -> ZsqConsumer:
         self._check_declared(queue_name)
+        topic = self.topic(queue_name)
         with translating():
-            topic = self._make(queue_name, works=True)
+            self._topics.make(topic, works=True)
             consumer = Consumer(
                 topic,
                 CHANNEL,
@@ -240,13 +227,14 @@ class ZsqBroker(dramatiq.Broker):
     def flush(self, queue_name: str) -> None:
         """Remove all messages that wait in a queue, also the delayed ones, but not dead letters."""
         self._check_declared(queue_name)
+        topic = self.topic(queue_name)
         with translating():
             try:
-                topic = self._make(queue_name)
+                self._topics.make(topic)
                 self._admin.delayed_cancel_all(topic)
                 self._admin.empty(topic, CHANNEL)
             except NotFound:
-                self._made.discard(self.topic(queue_name))
+                self._topics.forget(topic)
 
     def flush_all(self) -> None:
         for queue_name in list(self.queues):
@@ -265,13 +253,14 @@ class ZsqBroker(dramatiq.Broker):
             time.sleep(JOIN_POLL_S)
 
     def _left(self, queue_name: str) -> int:
-        topic = self._make(queue_name)
+        topic = self.topic(queue_name)
+        self._topics.make(topic)
         try:
             row = whole_topic(self._admin.stats(topic, CHANNEL), topic).row
             (channel,) = row["channels"]
         except (NotFound, IndexError, ValueError):
             # The topic was deleted. A message may have created it again, without the channel.
-            self._made.discard(topic)
+            self._topics.forget(topic)
             return 1
         held = channel["depth"] + channel["in_flight_count"] + channel["deferred_count"]
         return held + row["delayed_count"]

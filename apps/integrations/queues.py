@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any, Final
 
-from ...transport.client.blocking.client import Admin
+from ...transport.client.blocking.client import Admin, Producer
 from ...transport.errors import E_BAD_ARGUMENT, E_FORBIDDEN, NotFound, Refused, UsageError
 from ...transport.settings import NONE, NewChannelOptions
 from .naming import CHANNEL
@@ -28,6 +28,35 @@ SETTINGS: Final[NewChannelOptions] = {
     "max_hold_s": NONE,
     "max_attempts": ATTEMPTS_MAX,
 }
+
+
+class QueueTopics:
+    """The topics of queues. Each is created at its first use, and again if it was deleted."""
+
+    def __init__(self, admin: Admin, producer: Producer) -> None:
+        self._admin = admin
+        self._producer = producer
+        self._existing: set[str] = set()
+
+    def make(self, topic: str, *, works: bool = False) -> None:
+        """Create the topic and the channel of a queue, if they do not exist. See `make_queue`."""
+        if works or topic not in self._existing:
+            make_queue(self._admin, topic, works=works)
+            self._existing.add(topic)
+
+    def forget(self, topic: str) -> None:
+        """Note that the topic was deleted."""
+        self._existing.discard(topic)
+
+    def publish(self, topic: str, body: bytes, delay_s: float | None) -> None:
+        """Publish a message. It is on disk when this returns."""
+        self.make(topic)
+        try:
+            self._producer.publish(topic, body, delay=delay_s)
+        except NotFound:  # it was deleted meanwhile, and begins anew as at its first use
+            self.forget(topic)
+            self.make(topic)
+            self._producer.publish(topic, body, delay=delay_s)
 
 
 def make_queue(admin: Admin, topic: str, *, works: bool) -> None:

@@ -97,7 +97,7 @@ def cut(span: OffsetRange, url: str, chunks: Sequence[ArchivedChunk]) -> list[Of
     return parts
 
 
-class _Known:
+class _KnownArchive:
     """The driver's knowledge of the archive of one topic."""
 
     __slots__ = ("archive", "asked_s", "manifest", "uuid")
@@ -115,7 +115,7 @@ class Archives:
     def __init__(self, mode: str, ask: Callable[[str], Archive | None]) -> None:
         self._mode = mode
         self._ask = ask
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownArchive] = {}
         self._away_s = -AWAY_S
 
     def cut(self, spans: Iterable[OffsetRange]) -> list[OffsetRange]:
@@ -127,7 +127,7 @@ class Archives:
             return [span]
         known = self._known.get(span.topic)
         if known is None or known.uuid != span.uuid or time.monotonic() - known.asked_s > ASKED_S:
-            known = self._known[span.topic] = _Known(span.uuid, self._ask(span.topic))
+            known = self._known[span.topic] = _KnownArchive(span.uuid, self._ask(span.topic))
         if known.archive is None or span.start >= known.archive.end:
             return [span]
         if known.manifest is None and time.monotonic() - self._away_s > AWAY_S:

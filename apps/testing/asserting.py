@@ -6,38 +6,19 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ...transport.client.blocking.client import Admin, Reader
 from ...transport.client.core.message import StoredMessage, message_at
 from ...transport.errors import E_BAD_ARGUMENT, NotFound, UsageError, ZsqError
 from ...transport.wire.codec import HeaderValue
+from .clients import BrokerForTests
 
 WAIT_S: Final = 5.0
 LOOK_S: Final = 0.01
 SHOWN_MAX: Final = 20
 BODY_SHOWN_MAX: Final = 200
 READ_BYTES: Final = 4 * 1024 * 1024
-
-
-class Readable(Protocol):
-    """A broker that can be read: `LocalBroker`, or any other with the same methods."""
-
-    def reader(self, topic: str, **options: Any) -> Reader: ...
-    def admin(self, **options: Any) -> Admin: ...
-
-
-class _At:
-    """The broker at an address."""
-
-    def __init__(self, url: str | None) -> None:
-        self._url = url
-
-    def reader(self, topic: str, **options: Any) -> Reader:
-        return Reader(topic, url=self._url, **options)
-
-    def admin(self, **options: Any) -> Admin:
-        return Admin(self._url, **options)
 
 
 class _Any:
@@ -116,10 +97,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= BODY_SHOWN_MAX else f"{text[:BODY_SHOWN_MAX]}... ({len(text)} long)"
 
 
-def messages_of(topic: str, broker: Readable | str | None = None) -> list[StoredMessage]:
+def messages_of(topic: str, broker: BrokerForTests | str | None = None) -> list[StoredMessage]:
     """Return all messages that a topic keeps. It is empty if the topic does not exist."""
     messages: list[StoredMessage] = []
-    with _readable(broker).reader(topic) as reader:
+    with Reader(topic, url=_url_of(broker)) as reader:
         try:
             offset, head = reader.head()
             while offset < head:
@@ -137,8 +118,8 @@ def messages_of(topic: str, broker: Readable | str | None = None) -> list[Stored
     return messages
 
 
-def _readable(broker: Readable | str | None) -> Readable:
-    return _At(broker) if broker is None or isinstance(broker, str) else broker
+def _url_of(broker: BrokerForTests | str | None) -> str | None:
+    return broker if broker is None or isinstance(broker, str) else broker.url
 
 
 def assert_published(
@@ -151,7 +132,7 @@ def assert_published(
     tag: str | None = ANY,
     count: int | None = None,
     timeout: float = WAIT_S,
-    broker: Readable | str | None = None,
+    broker: BrokerForTests | str | None = None,
 ) -> list[StoredMessage]:
     """Wait until the topic has messages as expected, and return them in their order.
 
@@ -168,10 +149,9 @@ def assert_published(
     """
     __tracebackhide__ = True  # pytest shows the line of the test, and not this function
     expected = _Expected(body, json, headers, key, tag)
-    where = _readable(broker)
     deadline = time.monotonic() + timeout
     while True:
-        messages = messages_of(topic, where)
+        messages = messages_of(topic, broker)
         differences = [expected.differences(message) for message in messages]
         matching = [
             message for message, wrong in zip(messages, differences, strict=True) if not wrong
@@ -184,7 +164,7 @@ def assert_published(
             raise AssertionError(
                 f"topic {topic!r} has {len(matching)} messages {expected}, expected {wanted}"
                 f"{'' if too_many else f' within {timeout:g} s'}\n"
-                f"{_shown(messages, differences)}{_delayed(topic, where)}"
+                f"{_shown(messages, differences)}{_delayed(topic, _url_of(broker))}"
             )
         time.sleep(LOOK_S)
 
@@ -204,8 +184,8 @@ def _shown(messages: list[StoredMessage], differences: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
-def _delayed(topic: str, broker: Readable) -> str:
-    with contextlib.suppress(ZsqError), broker.admin() as admin:
+def _delayed(topic: str, url: str | None) -> str:
+    with contextlib.suppress(ZsqError), Admin(url) as admin:
         waiting = admin.delayed_count(topic)["messages"]
         if waiting:
             return (

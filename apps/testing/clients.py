@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
 from ...transport.client.blocking.client import Admin, Consumer, Producer, Reader
 
 
-class WithClients:
+class BrokerForTests:
     """A broker at `url` that makes its clients. `with` starts and stops it."""
 
     url: str
@@ -17,6 +18,14 @@ class WithClients:
         raise NotImplementedError
 
     def stop(self) -> None:
+        raise NotImplementedError
+
+    def now_ns(self) -> int:
+        """Return the time by the broker's clock, in nanoseconds since 1970."""
+        raise NotImplementedError
+
+    def advance(self, step: float | timedelta) -> None:
+        """Move the broker's clock forward by `step`."""
         raise NotImplementedError
 
     def producer(self, **options: Any) -> Producer:

@@ -15,7 +15,7 @@ from typing import Final, Self
 from ...transport.client.blocking.client import Admin
 from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ...transport.system import check_runs_brokers
-from .clients import WithClients
+from .clients import BrokerForTests
 from .clock import OFFSET_FILE, ClockOffset
 
 START_S: Final = 120.0
@@ -42,7 +42,7 @@ def as_ns(step: float | timedelta) -> int:
     return round(seconds * 1e9)
 
 
-class LocalBroker(WithClients):
+class LocalBroker(BrokerForTests):
     """A real broker on a directory of its own, for tests.
 
     It listens only on ipc, so it needs no port, and only processes of this user can use it. It is

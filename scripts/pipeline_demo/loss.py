@@ -7,32 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from local_setup.broker import BrokerFailed, LocalBroker, serve_elsewhere
+from local_setup.processes import kill_group
 from local_setup.s3_servers import Traffic
 
 from .bucket import LAG_S, URL, BucketServer
-from .chaos import below, state_of
 
 RESTORED: Final = "restored"
 POLL_S: Final = 0.02
-END_WAIT_S: Final = 10.0
 RESTORE_WAIT_S: Final = 120.0
 # What a channel has finished is shipped within the lag. The rest is for a busy machine.
 FINISHED_S: Final = LAG_S + 2.0
-ENDED: Final = ("", "Z", "X")
 NOTHING: Final = Traffic(0, 0)
 
 
@@ -107,7 +102,7 @@ class Loss:
         self._began = True
         self.before = before
         self.killed_at = time.monotonic()
-        self.processes = kill_all(broker.process)
+        self.processes = kill_group(broker.process)
         self.gone_at = time.monotonic()
         self.destroyed_files, self.destroyed_bytes = size_of(broker.data_dir)
         shutil.rmtree(broker.data_dir)
@@ -179,28 +174,6 @@ def is_moment(streamed: int, published: int, paused_at: float, now_s: float) -> 
     has paused (`paused_at` is not 0), and what it has finished is in the bucket by the lag.
     """
     return streamed > 0 and published > 0 and 0 < paused_at < now_s - FINISHED_S
-
-
-def kill_all(process: subprocess.Popen[bytes]) -> int:
-    """Kill a broker and all its processes at once. Return their number when they have ended."""
-    # While it is stopped, the supervisor starts no other process.
-    os.kill(process.pid, signal.SIGSTOP)
-    pids = [process.pid, *below(process.pid)]
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
-    wait_for_end(pids)
-    return len(pids)
-
-
-def wait_for_end(pids: Iterable[int], state: Callable[[int], str] = state_of) -> None:
-    deadline = time.monotonic() + END_WAIT_S
-    left = list(pids)
-    while left := [pid for pid in left if state(pid) not in ENDED]:
-        if time.monotonic() > deadline:
-            raise BrokerFailed(f"processes {left} still ran {END_WAIT_S:.0f} s after kill -9")
-        time.sleep(POLL_S)
 
 
 def size_of(folder: Path) -> tuple[int, int]:

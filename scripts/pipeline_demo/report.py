@@ -12,8 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from zsq.transport.client.blocking.client import Reader
-from zsq.transport.wire.spread import HasParts
+from zsq.apps.testing.asserting import messages_of
+from zsq.transport.client.blocking.client import Admin
+from zsq.transport.names import part_of
 
 from . import work
 from .crew import POOL, Crew
@@ -141,36 +142,12 @@ def read_topic(url: str, expected: list[bytes]) -> Tally:
 
 def read_bodies(url: str, topic: str) -> Iterator[tuple[Place, bytes]]:
     """Yield the place and the body of each message of a topic, in all of its parts."""
-    for part in parts_of(url, topic):
-        for offset, body in read_log(url, topic, None if part < 0 else part):
-            yield (part, offset), body
-
-
-def parts_of(url: str, topic: str) -> list[int]:
-    """Return the numbers of the topic's parts, or -1 if it has none."""
-    try:
-        with Reader(topic, url=url) as reader:
-            reader.head()
-    except HasParts as error:
-        return [number for number, _ in error.spread.parts]
-    return [-1]
-
-
-def read_log(url: str, topic: str, part: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the body of each message of a topic without parts, or of one part."""
-    with Reader(topic, url=url, part=part) as reader:
-        offset = 0
-        while True:
-            fetched = reader.read(offset)
-            for block in fetched.blocks:
-                for index, value in enumerate(block.body.values()):
-                    if block.first_offset + index >= offset:
-                        yield block.first_offset + index, value or b""
-                offset = max(offset, block.next_offset)
-            # A restored topic has offsets without messages, which the read has stepped over.
-            offset = max(offset, fetched.next_offset)
-            if offset >= fetched.head:
-                return
+    with Admin(url) as admin:
+        names = [row["topic_name"] for row in admin.stats(topic)["topics"]]
+    for name in names:
+        _, part = part_of(name) or (name, -1)
+        for message in messages_of(name, url):
+            yield (part, message.offset), message.body
 
 
 def print_carriers(

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from local_setup.broker import LocalBroker, standby_of, wait_until_ready
+from local_setup.processes import kill_group
 
-from .loss import Before, Loss, kill_all, size_of
+from .loss import Before, Loss, size_of
 
 STANDBY: Final = "standby"
 
@@ -37,7 +38,7 @@ class Takeover(Loss):
         self.before = before
         counted = self.server.traffic()
         self.killed_at = time.monotonic()
-        self.processes = kill_all(broker.process)
+        self.processes = kill_group(broker.process)
         self.gone_at = time.monotonic()
         self.destroyed_files, self.destroyed_bytes = size_of(broker.data_dir)
         shutil.rmtree(broker.data_dir)

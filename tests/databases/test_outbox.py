@@ -91,22 +91,6 @@ def test_a_delayed_message_stays_in_the_table_until_it_is_due(
     assert topic.bodies() == [b"now", b"now too", b"tomorrow", b"in an hour", b"after them"]
 
 
-def test_a_table_of_an_earlier_version_is_named_and_create_adds_what_it_lacks(
-    outbox: Outbox, db: Any, topic: Topic
-) -> None:
-    put(outbox, db, topic, b"old")
-    with begun(db):
-        db.cursor().execute("drop index zsq_outbox_due")
-        db.cursor().execute("alter table zsq_outbox drop column due_ns")
-    for call in (lambda: outbox.drain(db, url=topic.url), lambda: put(outbox, db, topic, b"x")):
-        with pytest.raises(zsq.UsageError, match=r"due_ns.*call create\(db\) once"):
-            call()
-    outbox.create(db)
-    put(outbox, db, topic, b"new", delay=3600)
-    assert outbox.drain(db, url=topic.url) == 1
-    assert topic.bodies() == [b"old"]
-
-
 def test_a_message_keeps_its_key_tag_and_headers(outbox: Outbox, db: Any, topic: Topic) -> None:
     put(outbox, db, topic, b"plain")
     put(outbox, db, topic, b"\0\xff", key=b"\xff", tag="täg", headers={"a": "ü", "n": 7, "x": None})
@@ -346,7 +330,7 @@ def test_a_part_is_chosen_once_and_kept_in_the_row(
             raise BrokerUnreachable("E_TIMEOUT", "no answer")
 
     monkeypatch.setattr(outboxes, "Reader", Parts)
-    monkeypatch.setattr(outboxes._Broker, "commit", commit)
+    monkeypatch.setattr(outboxes._DrainClients, "commit", commit)
     keys = [f"key-{number}" for number in range(8)]
     with begun(db):
         for key in keys:

@@ -251,7 +251,7 @@ def test_a_retry_that_is_refused_is_tried_again(
 
 def test_a_join_waits_for_no_other_channel_of_the_topic(tasks: ZsqBroker, queue: str) -> None:
     tasks.declare_queue(queue)
-    tasks._make(queue)
+    tasks.flush(queue)  # creates the topic and its channel
     tasks._admin.create_channel(tasks.topic(queue), "audit")
     tasks.enqueue(dramatiq.Message(queue, "unknown", (), {}, {}))
     with pytest.raises(dramatiq.QueueJoinTimeout):

@@ -85,10 +85,11 @@ finds nothing.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Final, NamedTuple, TypeVar
+
+from tests.models.search import path, visit
 
 Item = TypeVar("Item")
 
@@ -214,15 +215,6 @@ class State(NamedTuple):
     finishes: int = 0
     closes: int = 0
     starts: int = 0
-
-
-class Broken(Exception):
-    """An invariant does not hold. `steps` lead to the state."""
-
-    def __init__(self, what: str, steps: list[str]) -> None:
-        super().__init__(f"{what}, after: {'; '.join(steps)}")
-        self.what = what
-        self.steps = steps
 
 
 def first_state() -> State:
@@ -604,33 +596,20 @@ def _assigns(state: State, rules: Rules, which: int, place: int) -> Iterator[tup
         yield f"wants to create: {_named(entry)}", state._replace(asked=state.asked | {entry})
 
 
-def visit(rules: Rules) -> dict[State, tuple[State, str] | None]:
-    """Return all states, nearest first, each with the one before it. Raises `Broken`."""
-    first = first_state()
-    before: dict[State, tuple[State, str] | None] = {first: None}
-    waiting = deque([first])
-    while waiting:
-        state = waiting.popleft()
-        for text, after in steps(state, rules):
-            if after in before:
-                continue
-            before[after] = (state, text)
-            if what := broken_rule(after, rules):
-                raise Broken(what, _path(before, after))
-            waiting.append(after)
-    return before
+def _visit(rules: Rules) -> dict[State, tuple[State, str] | None]:
+    return visit(first_state(), partial(steps, rules=rules), partial(broken_rule, rules=rules))
 
 
 def explore(rules: Rules) -> int:
     """Visit all states. Return their number. Raises `Broken`."""
-    return len(visit(rules))
+    return len(_visit(rules))
 
 
 def find_stuck(rules: Rules) -> list[str]:
     """Search for a state from which new processes of both brokers do not give the part a holder
     that the movers want. Return the steps to it.
     """
-    before = visit(rules)
+    before = _visit(rules)
     for state in before:
         begun = _starts(_starts(state, 0)[1], 1)[1]
         while (after := _eager_step(begun, rules)) is not None:
@@ -639,7 +618,7 @@ def find_stuck(rules: Rules) -> list[str]:
         process = begun.processes[BROKERS.index(last.broker)][-1]
         part = serves(begun, BROKERS.index(last.broker), process, 0, rules)
         if part is None or wanted(begun.directory, 0, part.hold) not in ("", last.broker):
-            return _path(before, state)
+            return path(before, state)
     return []
 
 
@@ -659,13 +638,3 @@ def _eager_step(state: State, rules: Rules) -> State | None:
             out = process.out if record is None else (*process.out, record)
             return _with(state, which, place, process._replace(out=out, moving=moving))
     return None
-
-
-def _path(before: dict[State, tuple[State, str] | None], state: State) -> list[str]:
-    found: list[str] = []
-    at = before[state]
-    while at is not None:
-        state, text = at
-        found.append(text)
-        at = before[state]
-    return found[::-1]

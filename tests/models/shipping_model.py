@@ -55,11 +55,12 @@ The tests use small bounds. To visit more states, change the bounds. This takes 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Final, NamedTuple
+
+from tests.models.search import visit
 
 RESERVED: Final = 2  # offsets that an object reserves beyond its last message
 
@@ -172,15 +173,6 @@ class State(NamedTuple):
     crashes: int = 0
     restarts: int = 0
     collections: int = 0
-
-
-class Broken(Exception):
-    """An invariant does not hold. `steps` lead to the state."""
-
-    def __init__(self, what: str, steps: list[str]) -> None:
-        super().__init__(f"{what}, after: {'; '.join(steps)}")
-        self.what = what
-        self.steps = steps
 
 
 def find_chain(log: tuple[Thing | None, ...], boundary: Boundary, rules: Rules) -> Chain | None:
@@ -441,25 +433,4 @@ def _bounds(state: State, rules: Rules, which: int) -> Iterator[tuple[str, State
 def explore(rules: Rules) -> int:
     """Visit all states, nearest first. Return their number. Raises `Broken`."""
     first = State((None,) * rules.numbers)
-    before: dict[State, tuple[State, str] | None] = {first: None}
-    waiting = deque([first])
-    while waiting:
-        state = waiting.popleft()
-        for text, after in steps(state, rules):
-            if after in before:
-                continue
-            before[after] = (state, text)
-            if what := broken_rule(after, rules):
-                raise Broken(what, _path(before, after))
-            waiting.append(after)
-    return len(before)
-
-
-def _path(before: dict[State, tuple[State, str] | None], state: State) -> list[str]:
-    found: list[str] = []
-    at = before[state]
-    while at is not None:
-        state, text = at
-        found.append(text)
-        at = before[state]
-    return found[::-1]
+    return len(visit(first, partial(steps, rules=rules), partial(broken_rule, rules=rules)))

@@ -72,10 +72,11 @@ The tests use small bounds. Each of these takes 15 seconds, and finds nothing:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
+
+from tests.models.search import path, visit
 
 IDLE, STANDBY, TAKING, PRIMARY = "idle", "standby", "taking over", "primary"
 RETURNING, RETAKING, FENCED = "returning", "taking over again", "fenced"
@@ -179,15 +180,6 @@ class State(NamedTuple):
     deaths: int = 0
     handovers: int = 0
     drift: int = 0
-
-
-class Broken(Exception):
-    """An invariant does not hold. `steps` lead to the state."""
-
-    def __init__(self, what: str, steps: list[str]) -> None:
-        super().__init__(f"{what}, after: {'; '.join(steps)}")
-        self.what = what
-        self.steps = steps
 
 
 def first_state(rules: Rules) -> State:
@@ -513,26 +505,13 @@ def _answered(state: State, rules: Rules, which: int, place: int) -> Iterator[tu
     yield text, after
 
 
-def visit(rules: Rules) -> dict[State, tuple[State, str] | None]:
-    """Return all states, nearest first, each with the one before it. Raises `Broken`."""
-    first = first_state(rules)
-    before: dict[State, tuple[State, str] | None] = {first: None}
-    waiting = deque([first])
-    while waiting:
-        state = waiting.popleft()
-        for text, after in steps(state, rules):
-            if after in before:
-                continue
-            before[after] = (state, text)
-            if what := broken_rule(after, rules):
-                raise Broken(what, _path(before, after))
-            waiting.append(after)
-    return before
+def _visit(rules: Rules) -> dict[State, tuple[State, str] | None]:
+    return visit(first_state(rules), partial(steps, rules=rules), partial(broken_rule, rules=rules))
 
 
 def explore(rules: Rules) -> int:
     """Visit all states. Return their number. Raises `Broken`."""
-    return len(visit(rules))
+    return len(_visit(rules))
 
 
 def find_stuck(rules: Rules) -> tuple[int, list[str]]:
@@ -540,7 +519,7 @@ def find_stuck(rules: Rules) -> tuple[int, list[str]]:
     as it can, and the other broker is dead or fenced. Requests of the dead still take effect at any
     time. Return the number of states that were tried, and the steps to the one that was found.
     """
-    before = visit(rules)
+    before = _visit(rules)
     good: set[State] = set()
     tried = 0
     for state in before:
@@ -549,7 +528,7 @@ def find_stuck(rules: Rules) -> tuple[int, list[str]]:
             if is_standby and state.nodes[1 - which].role in (IDLE, FENCED):
                 tried += 1
                 if not _takes_over(state, rules, which, good):
-                    return tried, _path(before, state)
+                    return tried, path(before, state)
     return tried, []
 
 
@@ -574,13 +553,3 @@ def _takes_over(first: State, rules: Rules, which: int, good: set[State]) -> boo
 def _eager_steps(state: State, rules: Rules, which: int) -> list[State]:
     own = next(_follows(state, rules, which), None) or next(_passes(state, rules))
     return [own[1], *(_create(state, rules, thing) for thing in state.sent)]
-
-
-def _path(before: dict[State, tuple[State, str] | None], state: State) -> list[str]:
-    found: list[str] = []
-    at = before[state]
-    while at is not None:
-        state, text = at
-        found.append(text)
-        at = before[state]
-    return found[::-1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.models.parts_model import Broken, Rules, explore, find_stuck
+from tests.models.parts_model import Rules, explore, find_stuck
+from tests.models.search import Broken
 
 # They only compute. On a busy machine some take minutes.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

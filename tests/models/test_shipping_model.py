@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.models.shipping_model import Broken, Rules, explore
+from tests.models.search import Broken
+from tests.models.shipping_model import Rules, explore
 
 pytestmark = pytest.mark.slow
 

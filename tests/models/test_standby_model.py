@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.models.standby_model import Broken, Rules, explore, find_stuck
+from tests.models.search import Broken
+from tests.models.standby_model import Rules, explore, find_stuck
 
 # They only compute. On a busy machine some take minutes.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

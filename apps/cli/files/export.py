@@ -76,17 +76,20 @@ def export(topic: str, to: Path, url: str, timeout: float, as_json: bool, **opti
     which the broker stored the messages. Run the command again to add what is new: the names of the
     files say what DIR has, so no message is written twice.
     """
+    from ....transport.client.blocking.client import Admin
     from ...export import ExportPlan
     from ...export import export as write
     from ..progress import bar
 
     columns = options["columns"]
+    with Admin(url, timeout=timeout) as admin:
+        start, end = (resolved(admin, topic, options[name]) for name in ("start", "end"))
     plan = ExportPlan(
         url,
         topic,
         to,
-        resolved(url, timeout, topic, options["start"]),
-        resolved(url, timeout, topic, options["end"]),
+        start,
+        end,
         None if columns is None else [name.strip() for name in columns.split(",")],
         options["compression"],
         options["file_size"],

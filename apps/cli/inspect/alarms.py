@@ -8,16 +8,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from typing import Final, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict
 
 import click
 
 from ....actors.runtime.logs import escaped
 from ....transport.reports import AlarmEvent, AlarmReceiver, RaisedAlarm
 from ....transport.wire.answers import AuditEntry
-from ..options import with_broker
+from ..options import with_admin
 from ..output import json_lines_option, json_option, say, tell, tell_line
 from ..quantities import Seconds
+
+if TYPE_CHECKING:
+    from ....transport.client.blocking.client import Admin
 
 RECENT_SHOWN: Final = 20
 
@@ -31,8 +34,8 @@ class ShownAlarms(TypedDict):
 @click.group(invoke_without_command=True)
 @click.pass_context
 @json_option
-@with_broker
-def alarms(context: click.Context, as_json: bool, url: str, timeout: float) -> None:
+@with_admin
+def alarms(context: click.Context, as_json: bool, admin: Admin) -> None:
     """Show the alarms that are raised now, the last notifications, and their receivers. The
     commands acknowledge alarms, or silence them for some time.
 
@@ -42,10 +45,7 @@ def alarms(context: click.Context, as_json: bool, url: str, timeout: float) -> N
     """
     if context.invoked_subcommand is not None:
         return
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        stats = admin.stats()
+    stats = admin.stats()
     shown: ShownAlarms = {
         "raised": stats["alarms"],
         "recent": stats["recent_alarms"],
@@ -65,33 +65,25 @@ def alarms(context: click.Context, as_json: bool, url: str, timeout: float) -> N
     "--for", "seconds", type=Seconds(), default=0.0, metavar="TIME",
     help="Silence all alarms of TOPIC or CHANNEL for this time, also later ones.",
 )  # fmt: skip
-@with_broker
-def alarms_ack(
-    topic: str, channel: str, figure: str, seconds: float, url: str, timeout: float
-) -> None:
+@with_admin
+def alarms_ack(topic: str, channel: str, figure: str, seconds: float, admin: Admin) -> None:
     """Acknowledge the raised alarms of TOPIC or its CHANNEL, until they are cleared. Without TOPIC:
     those of the broker.
 
     Receivers are not told of a silenced alarm, and the console does not count it. This survives a
     restart of the broker.
     """
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        admin.alarm_ack(topic, channel, figure, seconds=seconds)
+    admin.alarm_ack(topic, channel, figure, seconds=seconds)
 
 
 @alarms.command("unack")
 @click.argument("topic", required=False, default="")
 @click.argument("channel", required=False, default="")
 @click.option("--figure", default="", help="Only this alarm, such as depth; see zsq alarms --json.")
-@with_broker
-def alarms_unack(topic: str, channel: str, figure: str, url: str, timeout: float) -> None:
+@with_admin
+def alarms_unack(topic: str, channel: str, figure: str, admin: Admin) -> None:
     """End the silence of the alarms of TOPIC or its CHANNEL. Without TOPIC: those of the broker."""
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        admin.alarm_unack(topic, channel, figure)
+    admin.alarm_unack(topic, channel, figure)
 
 
 def describe_alarms(shown: ShownAlarms) -> str:
@@ -151,18 +143,15 @@ LAST: Final = 100
 )
 @click.option("--user", help='Show changes by this user only; "" for unauthenticated changes.')
 @json_lines_option
-@with_broker
-def audit(last: int, topic: str, user: str | None, as_json: bool, url: str, timeout: float) -> None:
+@with_admin
+def audit(last: int, topic: str, user: str | None, as_json: bool, admin: Admin) -> None:
     """Show the audit log, newest entry last: time, user, address, action, topic and channel, and
     result.
 
     The broker returns its newest 1,000 entries. Older ones are in DATA_DIR/audit.log and
     audit.log.1 to .4, one JSON object per line.
     """
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        rows = admin.audit(last if user is None else ENTRIES_MAX, topic)
+    rows = admin.audit(last if user is None else ENTRIES_MAX, topic)
     shown = [row for row in rows if user in (None, row.get("user"))][:last]
     for row in reversed(shown):
         if as_json:

@@ -17,11 +17,12 @@ import click
 from ....transport.message_object import MessageObject, as_object
 from ..manage.settings import resolved
 from ..message_ids import topic_of_id
-from ..options import with_broker
+from ..options import with_admin, with_broker
 from ..output import body_for, json_option, say, tell
 from ..quantities import TopicPosition
 
 if TYPE_CHECKING:
+    from ....transport.client.blocking.client import Admin
     from ....transport.client.core.peeking import Peek, Peeked
 
 
@@ -75,7 +76,7 @@ NAME_CHARACTERS: Final = 30
     ),
 )
 @json_option
-@with_broker
+@with_admin
 def seek(
     topic: str,
     channel: str,
@@ -83,8 +84,7 @@ def seek(
     forward: bool,
     clamp: bool,
     as_json: bool,
-    url: str,
-    timeout: float,
+    admin: Admin,
 ) -> None:
     """Move CHANNEL of TOPIC back, to replay messages, or forward, to skip them.
 
@@ -98,11 +98,8 @@ def seek(
     new position count as finished, and all from there on are delivered, also those that were
     finished before. Answers to messages that consumers hold now come too late and change nothing.
     """
-    from ....transport.client.blocking.client import Admin
-
-    where = resolved(url, timeout, topic, where)
-    with Admin(url, timeout=timeout) as admin:
-        moved = admin.seek(topic, channel, where, forward=forward, clamp=clamp)
+    where = resolved(admin, topic, where)
+    moved = admin.seek(topic, channel, where, forward=forward, clamp=clamp)
     if as_json:
         tell({"topic": topic, "channel": channel, **moved})
         return
@@ -128,10 +125,8 @@ def seek(
     is_flag=True,
     help="Print one JSON object per line, with the whole message.",
 )
-@with_broker
-def peek(
-    topic: str, channel: str | None, count: int, as_json: bool, url: str, timeout: float
-) -> None:
+@with_admin
+def peek(topic: str, channel: str | None, count: int, as_json: bool, admin: Admin) -> None:
     """Show messages of a topic or channel without consuming: nothing is delivered or finished.
 
     TOPIC alone: its newest messages. With CHANNEL: the messages that it delivers next (requeued
@@ -140,16 +135,14 @@ def peek(
     letters). Messages that have failed, and that an ordered channel must finish before others of
     their key, come first.
     """
-    from ....transport.client.blocking.client import Admin
     from ....transport.errors import ZsqError
     from ....transport.names import check_name
 
     check_name(topic)
     topic_paused = False
-    with Admin(url, timeout=timeout) as admin:
-        peek = admin.peek(topic, channel, count)
-        with contextlib.suppress(ZsqError):  # the user may peek, but not see the statistics
-            topic_paused = not as_json and bool(admin.stats(topic)["topics"][0].get("paused"))
+    peek = admin.peek(topic, channel, count)
+    with contextlib.suppress(ZsqError):  # the user may peek, but not see the statistics
+        topic_paused = not as_json and bool(admin.stats(topic)["topics"][0].get("paused"))
     for peeked in peek.messages:
         say(json.dumps(_object(peeked)) if as_json else _line(peeked))
     if not as_json:

@@ -19,11 +19,13 @@ from ....transport.reports import (
     TopicStats,
 )
 from ....transport.wire.answers import Chunks
-from ..options import with_broker
+from ..options import with_admin
 from ..output import FILE_COLUMNS, TEXT_MAX, Grid, Heading, json_option, say, tell, wide_console
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from ....transport.client.blocking.client import Admin
 
 
 @click.command()
@@ -35,12 +37,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Show the files of TOPIC's log: sizes, times, and which ones are written and read.",
 )
-@with_broker
+@with_admin
 def stats(
-    topic: str | None, channel: str | None, as_json: bool, chunks: bool, url: str, timeout: float
+    topic: str | None, channel: str | None, as_json: bool, chunks: bool, admin: Admin
 ) -> None:
     """Show topics, channels, consumers and the broker's processes, or one TOPIC or CHANNEL."""
-    from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_BAD_ARGUMENT, UsageError
     from ....transport.names import check_name
 
@@ -53,10 +54,9 @@ def stats(
         check_name(topic)
     if channel is not None:
         check_name(channel, "channel")
-    with Admin(url, timeout=timeout) as admin:
-        report: Any = (
-            admin.chunks(topic) if chunks and topic else admin.stats(topic, channel, partial=True)
-        )
+    report: Any = (
+        admin.chunks(topic) if chunks and topic else admin.stats(topic, channel, partial=True)
+    )
     if as_json:
         tell(report)
         return

@@ -10,7 +10,7 @@ import click
 from ....transport.names import parts_text
 from ....transport.reports import BlockerRow, ChannelStats
 from ....transport.settings import CHANNEL, split_tags
-from ..options import confirm, with_broker, yes_option
+from ..options import confirm, with_admin, yes_option
 from ..output import json_lines_option, json_option, say, tell, tell_line
 from .settings import (
     CHANGEABLE,
@@ -41,24 +41,19 @@ def channel() -> None:
 @click.argument("channel")
 @with_start
 @with_settings(CHANNEL)
-@with_broker
-def channel_create(
-    topic: str, channel: str, url: str, timeout: float, start: Any, **options: Any
-) -> None:
+@with_admin
+def channel_create(topic: str, channel: str, admin: Admin, start: Any, **options: Any) -> None:
     """Create CHANNEL on TOPIC, and TOPIC if it is missing. An existing channel is not changed;
     other --tags, --ordered or --priorities are refused.
 
     Without --start the first channel of a topic gets all messages that wait there, and a later
     channel those published from now on.
     """
-    from ....transport.client.blocking.client import Admin
-
     settings = given_settings(CHANNEL, options)
-    place = {} if start is None else {"start": resolved(url, timeout, topic, start)}
-    with Admin(url, timeout=timeout) as admin:
-        if admin.create_channel(topic, channel, **settings, **place).get("existed"):
-            for line in unused(admin, topic, channel, settings, start=start is not None):
-                say(line, err=True)
+    place = {} if start is None else {"start": resolved(admin, topic, start)}
+    if admin.create_channel(topic, channel, **settings, **place).get("existed"):
+        for line in unused(admin, topic, channel, settings, start=start is not None):
+            say(line, err=True)
 
 
 def unused(
@@ -106,22 +101,17 @@ def channel_of(admin: Admin, topic: str, channel: str) -> ChannelFound:
 @click.argument("channel")
 @with_settings(CHANGEABLE, default=True)
 @json_option
-@with_broker
-def channel_set(
-    topic: str, channel: str, as_json: bool, url: str, timeout: float, **options: Any
-) -> None:
+@with_admin
+def channel_set(topic: str, channel: str, as_json: bool, admin: Admin, **options: Any) -> None:
     """Change the settings of CHANNEL, now and permanently. Settings that are not named do not
     change; `default` resets one.
 
     Tags and order are chosen when a channel is created.
     """
-    from ....transport.client.blocking.client import Admin
-
     changes = given_settings(CHANGEABLE, options)
     if not changes:
         raise say_what_to_change(CHANGEABLE)
-    with Admin(url, timeout=timeout) as admin:
-        settings = admin.configure_channel(topic, channel, **changes)["settings"]
+    settings = admin.configure_channel(topic, channel, **changes)["settings"]
     if as_json:
         tell({"topic_name": topic, "channel_name": channel, "settings": settings})
     else:
@@ -132,17 +122,15 @@ def channel_set(
 @click.argument("topic")
 @click.argument("channel")
 @json_option
-@with_broker
-def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: float) -> None:
+@with_admin
+def channel_show(topic: str, channel: str, as_json: bool, admin: Admin) -> None:
     """Show the settings and the position of CHANNEL."""
-    from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_CLOSING, Refused
     from ....transport.names import check_name
 
     check_name(topic)
     check_name(channel, "channel")
-    with Admin(url, timeout=timeout) as admin:
-        combined, row = channel_of(admin, topic, channel)
+    combined, row = channel_of(admin, topic, channel)
     topic_row = combined.row
     if "settings" not in row:
         text = f"channel {channel!r} of topic {topic!r} is {row['health']}; try again in a moment"
@@ -232,30 +220,26 @@ def say_missing(combined: WholeTopic) -> None:
 @click.argument("channel")
 @click.option("--force", is_flag=True, help="Delete even if there are unfinished messages.")
 @yes_option
-@with_broker
-def channel_delete(
-    topic: str, channel: str, force: bool, yes: bool, url: str, timeout: float
-) -> None:
+@with_admin
+def channel_delete(topic: str, channel: str, force: bool, yes: bool, admin: Admin) -> None:
     """Delete CHANNEL. Refused while it has unfinished messages. With --force, says how many, and
     asks for confirmation.
     """
-    from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_NOT_EMPTY, Refused
 
-    with Admin(url, timeout=timeout) as admin:
-        combined, row = channel_of(admin, topic, channel)
-        left, more = unfinished(row), and_missing(combined)
-        if left and combined.parts and not force:
-            # Each part would refuse only its own messages, and the empty ones would be deleted.
-            text = f"channel {topic}/{channel} has {left:,} unfinished messages"
-            raise Refused(E_NOT_EMPTY, f"{text}; let consumers finish them, or use --force")
-        if force and (left or more):
-            confirm(
-                f"delete channel {topic}/{channel} with {left:,} unfinished messages{more}, which "
-                "are then never delivered",
-                yes,
-            )
-        admin.delete_channel(topic, channel, force=force)
+    combined, row = channel_of(admin, topic, channel)
+    left, more = unfinished(row), and_missing(combined)
+    if left and combined.parts and not force:
+        # Each part would refuse only its own messages, and the empty ones would be deleted.
+        text = f"channel {topic}/{channel} has {left:,} unfinished messages"
+        raise Refused(E_NOT_EMPTY, f"{text}; let consumers finish them, or use --force")
+    if force and (left or more):
+        confirm(
+            f"delete channel {topic}/{channel} with {left:,} unfinished messages{more}, which "
+            "are then never delivered",
+            yes,
+        )
+    admin.delete_channel(topic, channel, force=force)
     say(
         f"deleted channel {topic}/{channel}"
         + (f" with {left:,} unfinished messages" if force and left else "")
@@ -296,18 +280,16 @@ def of_parts(admin: Admin, topic: str) -> Sequence[str] | None:
 @channel.command("list")
 @click.argument("topic")
 @json_lines_option
-@with_broker
-def channel_list(topic: str, as_json: bool, url: str, timeout: float) -> None:
+@with_admin
+def channel_list(topic: str, as_json: bool, admin: Admin) -> None:
     """List the channels of TOPIC, one name per line."""
-    from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_NOT_FOUND, NotFound
     from ....transport.names import check_name
 
     check_name(topic)
-    with Admin(url, timeout=timeout) as admin:
-        names: Sequence[str] | None = admin.topics().get(topic)
-        if names is None:
-            names = of_parts(admin, topic)
+    names: Sequence[str] | None = admin.topics().get(topic)
+    if names is None:
+        names = of_parts(admin, topic)
     if names is None:
         raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
     for name in sorted(names):
@@ -320,15 +302,14 @@ def channel_list(topic: str, as_json: bool, url: str, timeout: float) -> None:
 @click.argument("offsets", metavar="OFFSET...", nargs=-1, required=True, type=click.IntRange(min=0))
 @yes_option
 @json_option
-@with_broker
+@with_admin
 def channel_skip(
     topic: str,
     channel: str,
     offsets: tuple[int, ...],
     yes: bool,
     as_json: bool,
-    url: str,
-    timeout: float,
+    admin: Admin,
 ) -> int:
     """Skip the messages of TOPIC with these offsets: they count as finished for CHANNEL.
 
@@ -338,14 +319,11 @@ def channel_skip(
     topic has parts, name the part: clicks#3. Exit code 1 if CHANNEL had finished some of them, or
     they are on their way to the dead letters.
     """
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        existing = admin.skip(topic, channel, offsets, preview=True)
-        if existing:
-            caption = messages_at(existing)
-            confirm(f"skip {caption} of {topic} for channel {topic}/{channel}", yes)
-            existing = admin.skip(topic, channel, existing)
+    existing = admin.skip(topic, channel, offsets, preview=True)
+    if existing:
+        caption = messages_at(existing)
+        confirm(f"skip {caption} of {topic} for channel {topic}/{channel}", yes)
+        existing = admin.skip(topic, channel, existing)
     others = sorted({*offsets}.difference(existing))
     if as_json:
         tell({"topic": topic, "channel": channel, "skipped": existing, "not_skipped": others})
@@ -370,14 +348,11 @@ def messages_at(offsets: Sequence[int]) -> str:
 @click.argument("topic")
 @click.argument("channel")
 @click.argument("consumer")
-@with_broker
-def channel_disconnect(topic: str, channel: str, consumer: str, url: str, timeout: float) -> None:
+@with_admin
+def channel_disconnect(topic: str, channel: str, consumer: str, admin: Admin) -> None:
     """End the subscription of CONSUMER, so that others get its messages at once.
 
     zsq stats --json has the names of consumers (client_id). A client that still runs subscribes
     again by itself. To keep it away, stop it, or take its permission.
     """
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        admin.disconnect(topic, channel, consumer)
+    admin.disconnect(topic, channel, consumer)

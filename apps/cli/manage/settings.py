@@ -5,7 +5,7 @@ show settings to users.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -14,6 +14,9 @@ from ....transport.settings import CHANNEL, NONE, TOPIC, Kind, Setting
 from ..message_ids import topic_of_id
 from ..options import Value
 from ..quantities import NO_BOUND, Count, Seconds, SizeType, TopicPosition, spelled
+
+if TYPE_CHECKING:
+    from ....transport.client.blocking.client import Admin
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -119,7 +122,7 @@ def describe_channel(topic: str, channel: str, settings: Mapping[str, object]) -
     )
 
 
-def resolved(url: str, timeout: float, topic: str, where: Any) -> Any:
+def resolved(admin: Admin, topic: str, where: Any) -> Any:
     """Return a position in a topic for the client.
 
     Raises `NotFound` for an id of another broker or part.
@@ -127,8 +130,5 @@ def resolved(url: str, timeout: float, topic: str, where: Any) -> Any:
     text = getattr(where, "text", None)
     if text is None:
         return where
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        topic_of_id(topic, text, admin.stats(topic))
+    topic_of_id(topic, text, admin.stats(topic))
     return int(where)

@@ -17,7 +17,7 @@ from ....transport.names import PARTS_MAX, part_of
 from ....transport.reports import TopicStats
 from ....transport.settings import SYNC_MODES, TOPIC
 from ..completion import topic_names
-from ..options import Stopping, confirm, stop_signals, with_broker, yes_option
+from ..options import Stopping, confirm, stop_signals, with_admin, with_broker, yes_option
 from ..output import json_lines_option, json_option, say, tell, tell_line
 from ..quantities import Seconds
 from .channel import (
@@ -68,43 +68,39 @@ def topic() -> None:
     help="With --parts: the numbers of the brokers that get the parts in turn. Default: all.",
 )
 @with_settings(TOPIC)
-@with_broker
+@with_admin
 def topic_create(
     topic: str,
     sync: str,
     parts: int | None,
     brokers: str | None,
-    url: str,
-    timeout: float,
+    admin: Admin,
     **retention: Any,
 ) -> None:
     """Create TOPIC. An existing topic is not changed."""
-    from ....transport.client.blocking.client import Admin
-
     settings = given_settings(TOPIC, retention)
     numbers = _numbers(brokers)
-    with Admin(url, timeout=timeout) as admin:
-        if parts:
-            admin.create_topic(topic, sync=sync, parts=parts, brokers=numbers, **settings)
-            say(f"topic {topic} has {_at_brokers(admin, topic, parts)}; see zsq cluster")
-            return
-        reply = admin.create_topic(topic, sync=sync, brokers=numbers, **settings)
-        if reply.get("existed"):
-            now = topic_of(admin, topic).row
-            if now["sync"] != sync:
-                say(
-                    (
-                        f"zsq: topic {topic!r} exists already with --sync {now['sync']}; this was "
-                        "not changed"
-                    ),
-                    err=True,
-                )
-            if any(now.get("retention", {}).get(name) != value for name, value in settings.items()):
-                text = (
-                    "exists already with other settings; they were not changed (zsq topic set "
-                    "changes them)"
-                )
-                say(f"zsq: topic {topic!r} {text}", err=True)
+    if parts:
+        admin.create_topic(topic, sync=sync, parts=parts, brokers=numbers, **settings)
+        say(f"topic {topic} has {_at_brokers(admin, topic, parts)}; see zsq cluster")
+        return
+    reply = admin.create_topic(topic, sync=sync, brokers=numbers, **settings)
+    if reply.get("existed"):
+        now = topic_of(admin, topic).row
+        if now["sync"] != sync:
+            say(
+                (
+                    f"zsq: topic {topic!r} exists already with --sync {now['sync']}; this was "
+                    "not changed"
+                ),
+                err=True,
+            )
+        if any(now.get("retention", {}).get(name) != value for name, value in settings.items()):
+            text = (
+                "exists already with other settings; they were not changed (zsq topic set "
+                "changes them)"
+            )
+            say(f"zsq: topic {topic!r} {text}", err=True)
 
 
 def _numbers(text: str | None) -> list[int]:
@@ -131,18 +127,15 @@ def _at_brokers(admin: Admin, topic: str, parts: int) -> str:
 @click.argument("topic")
 @click.argument("count", type=click.IntRange(1, PARTS_MAX))
 @click.option("--brokers", metavar="N,N,...", help="Brokers of the new parts, by number.")
-@with_broker
-def topic_add_parts(topic: str, count: int, brokers: str | None, url: str, timeout: float) -> None:
+@with_admin
+def topic_add_parts(topic: str, count: int, brokers: str | None, admin: Admin) -> None:
     """Add COUNT parts to TOPIC, which has parts already.
 
     They are at the brokers with the fewest parts of the topic, of all or of --brokers. Clients use
     them within a minute. Some keys move to the new parts.
     """
-    from ....transport.client.blocking.client import Admin
-
     numbers = _numbers(brokers)
-    with Admin(url, timeout=timeout) as admin:
-        reply = admin.add_parts(topic, count, brokers=numbers)
+    reply = admin.add_parts(topic, count, brokers=numbers)
     say(f"topic {topic} has {reply['parts']} parts now")
 
 
@@ -219,20 +212,15 @@ def _is_moved(cluster: ClusterAnswer, part: str, broker: int) -> bool:
 )
 @with_settings(TOPIC, default=True)
 @json_option
-@with_broker
-def topic_set(
-    topic: str, sync: str | None, as_json: bool, url: str, timeout: float, **retention: Any
-) -> None:
+@with_admin
+def topic_set(topic: str, sync: str | None, as_json: bool, admin: Admin, **retention: Any) -> None:
     """Change the retention or the sync mode of TOPIC, now and permanently. Settings that are not
     named do not change.
     """
-    from ....transport.client.blocking.client import Admin
-
     settings = given_settings(TOPIC, retention)
     if not settings and sync is None:
         raise say_what_to_change(TOPIC, "--sync")
-    with Admin(url, timeout=timeout) as admin:
-        reply = admin.configure_topic(topic, sync, **settings)
+    reply = admin.configure_topic(topic, sync, **settings)
     if as_json:
         tell({"topic_name": topic, **reply})
     else:
@@ -243,15 +231,13 @@ def topic_set(
 @topic.command("show")
 @click.argument("topic")
 @json_option
-@with_broker
-def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
+@with_admin
+def topic_show(topic: str, as_json: bool, admin: Admin) -> None:
     """Show the settings of TOPIC, and its size on disk."""
-    from ....transport.client.blocking.client import Admin
     from ....transport.names import check_name
 
     check_name(topic)
-    with Admin(url, timeout=timeout) as admin:
-        combined = topic_of(admin, topic)
+    combined = topic_of(admin, topic)
     stats = combined.row
     if as_json:
         tell(
@@ -319,17 +305,14 @@ def topic_of(admin: Admin, topic: str) -> WholeTopic:
 
 @topic.command("list")
 @json_lines_option
-@with_broker
-def topic_list(as_json: bool, url: str, timeout: float) -> None:
+@with_admin
+def topic_list(as_json: bool, admin: Admin) -> None:
     """List the topics of the broker, and all topics with parts of its cluster, one name per line.
 
     zsq cluster shows the parts of each topic. With --json, a topic has the channels that this
     broker knows, and a topic with parts has their number.
     """
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        topics = topic_names(admin)
+    topics = topic_names(admin)
     for name, topic in topics.items():
         if as_json:
             parts = {"parts": topic.parts} if topic.parts else {}
@@ -344,33 +327,31 @@ def topic_list(as_json: bool, url: str, timeout: float) -> None:
     "--force", is_flag=True, help="Delete even if there are unfinished messages. They are lost."
 )
 @yes_option
-@with_broker
-def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -> None:
+@with_admin
+def topic_delete(topic: str, force: bool, yes: bool, admin: Admin) -> None:
     """Delete TOPIC with its channels. Refused while there are unfinished messages, unless forced.
 
     Messages that all channels have finished, and that could still be read, are deleted, too. The
     command says how many, and asks.
     """
-    from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_NOT_EMPTY, Refused
     from ....transport.names import check_name
 
     check_name(topic)
-    with Admin(url, timeout=timeout) as admin:
-        combined = topic_of(admin, topic)
-        holding, left = held_by(combined.row), left_in(combined.row)
-        # The broker would refuse this too. But if the messages are finished in the meantime, it
-        # would delete the topic without asking the user.
-        if left and not force:
-            text = (
-                f"topic {topic!r} has {left} unfinished messages; let consumers finish them, or "
-                "delete them too with --force"
-            )
-            raise Refused(E_NOT_EMPTY, text)
-        if holding or combined.unanswered:
-            held = f"{holding or 'no messages'}{and_missing(combined)}"
-            confirm(f"delete topic {topic} with {held}. They cannot be read again", yes)
-        admin.delete_topic(topic, force=force)
+    combined = topic_of(admin, topic)
+    holding, left = held_by(combined.row), left_in(combined.row)
+    # The broker would refuse this too. But if the messages are finished in the meantime, it
+    # would delete the topic without asking the user.
+    if left and not force:
+        text = (
+            f"topic {topic!r} has {left} unfinished messages; let consumers finish them, or "
+            "delete them too with --force"
+        )
+        raise Refused(E_NOT_EMPTY, text)
+    if holding or combined.unanswered:
+        held = f"{holding or 'no messages'}{and_missing(combined)}"
+        confirm(f"delete topic {topic} with {held}. They cannot be read again", yes)
+    admin.delete_topic(topic, force=force)
     say(f"deleted topic {topic}" + (f" with {holding}" if holding else ""))
 
 
@@ -401,81 +382,76 @@ def left_in(topic_row: TopicStats) -> int:
     return max(fullest, int(topic_row["depth"])) + int(topic_row.get("delayed_count") or 0)
 
 
-def _order(action: str, topic: str, channel: str | None, url: str, timeout: float) -> None:
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        getattr(admin, action)(topic, channel)
-
-
-_ORDERS = {
-    "pause": (
-        "Pause TOPIC: messages that are published from now on are not delivered.",
-        "Pause CHANNEL: nothing is delivered.",
-    ),
-    "unpause": ("Deliver again.", "Deliver again."),
-}
+@topic.command("pause")
+@click.argument("topic")
+@with_admin
+def topic_pause(topic: str, admin: Admin) -> None:
+    """Pause TOPIC: messages that are published from now on are not delivered."""
+    admin.pause(topic)
 
 
-def _add_orders() -> None:
-    for action, (of_topic, of_channel) in _ORDERS.items():
-
-        def on_topic(topic: str, url: str, timeout: float, action: str = action) -> None:
-            _order(action, topic, None, url, timeout)
-
-        def on_channel(
-            topic: str, channel: str, url: str, timeout: float, action: str = action
-        ) -> None:
-            _order(action, topic, channel, url, timeout)
-
-        topic.command(action, help=of_topic)(click.argument("topic")(with_broker(on_topic)))
-        channel.command(action, help=of_channel)(
-            click.argument("topic")(click.argument("channel")(with_broker(on_channel)))
-        )
+@channel.command("pause")
+@click.argument("topic")
+@click.argument("channel")
+@with_admin
+def channel_pause(topic: str, channel: str, admin: Admin) -> None:
+    """Pause CHANNEL: nothing is delivered."""
+    admin.pause(topic, channel)
 
 
-_add_orders()
+@topic.command("unpause")
+@click.argument("topic")
+@with_admin
+def topic_unpause(topic: str, admin: Admin) -> None:
+    """Deliver again."""
+    admin.unpause(topic)
+
+
+@channel.command("unpause")
+@click.argument("topic")
+@click.argument("channel")
+@with_admin
+def channel_unpause(topic: str, channel: str, admin: Admin) -> None:
+    """Deliver again."""
+    admin.unpause(topic, channel)
 
 
 @topic.command("empty")
 @click.argument("topic")
 @yes_option
-@with_broker
-def topic_empty(topic: str, yes: bool, url: str, timeout: float) -> None:
+@with_admin
+def topic_empty(topic: str, yes: bool, admin: Admin) -> None:
     """Clear the messages that wait for a first channel of TOPIC, or behind its pause. Says how
     many, and asks for confirmation. The backlogs of its channels stay: see zsq channel empty.
     """
-    _empty(topic, None, yes, url, timeout)
+    _empty(admin, topic, None, yes)
 
 
 @channel.command("empty")
 @click.argument("topic")
 @click.argument("channel")
 @yes_option
-@with_broker
-def channel_empty(topic: str, channel: str, yes: bool, url: str, timeout: float) -> None:
+@with_admin
+def channel_empty(topic: str, channel: str, yes: bool, admin: Admin) -> None:
     """Clear the backlog of CHANNEL: it continues after the newest message. Says how many messages,
     and asks for confirmation.
     """
-    _empty(topic, channel, yes, url, timeout)
+    _empty(admin, topic, channel, yes)
 
 
-def _empty(topic: str, channel: str | None, yes: bool, url: str, timeout: float) -> None:
-    from ....transport.client.blocking.client import Admin
-
+def _empty(admin: Admin, topic: str, channel: str | None, yes: bool) -> None:
     name = topic if channel is None else f"{topic}/{channel}"
-    with Admin(url, timeout=timeout) as admin:
-        combined = topic_of(admin, topic)
-        if channel is None:
-            left = int(combined.row["depth"])
-        else:
-            left = unfinished(channel_of(admin, topic, channel).row)
-        delayed = cancelled_delayed(combined.parts or [combined.row], channel)
-        more = f" and {delayed:,} delayed messages" if delayed else ""
-        if left or delayed or combined.unanswered:
-            caption = f"{left:,} unfinished messages{more} of {name}"
-            confirm(f"clear {caption}{and_missing(combined)}", yes)
-        admin.empty(topic, channel)
+    combined = topic_of(admin, topic)
+    if channel is None:
+        left = int(combined.row["depth"])
+    else:
+        left = unfinished(channel_of(admin, topic, channel).row)
+    delayed = cancelled_delayed(combined.parts or [combined.row], channel)
+    more = f" and {delayed:,} delayed messages" if delayed else ""
+    if left or delayed or combined.unanswered:
+        caption = f"{left:,} unfinished messages{more} of {name}"
+        confirm(f"clear {caption}{and_missing(combined)}", yes)
+    admin.empty(topic, channel)
     say(f"cleared {left:,} messages{more} of {name}")
     if stays := int(combined.row.get("delayed_count") or 0) - delayed:
         text = f"zsq: {stays:,} delayed messages of {topic} stay, because they become due for all"
@@ -495,18 +471,15 @@ AGAIN_S: Final = 2.0
     is_flag=True,
     help="Close the topic to consumers, too. Connected consumers end with E_CLOSED.",
 )
-@with_broker
-def topic_close(topic: str, consumers: bool, url: str, timeout: float) -> None:
+@with_admin
+def topic_close(topic: str, consumers: bool, admin: Admin) -> None:
     """Close TOPIC to publishers. They are refused with E_CLOSED, while consumers continue and drain
     it.
 
     It stays closed over restarts, until zsq topic open. Delayed messages that were accepted before
     still become due.
     """
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        admin.close_topic(topic, to="consumers" if consumers else "publishers")
+    admin.close_topic(topic, to="consumers" if consumers else "publishers")
 
 
 @topic.command("open")
@@ -514,13 +487,10 @@ def topic_close(topic: str, consumers: bool, url: str, timeout: float) -> None:
 @click.option(
     "--consumers", is_flag=True, help="Open to consumers only, to continue draining the topic."
 )
-@with_broker
-def topic_open(topic: str, consumers: bool, url: str, timeout: float) -> None:
+@with_admin
+def topic_open(topic: str, consumers: bool, admin: Admin) -> None:
     """Open TOPIC again, to publishers and consumers."""
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        admin.open_topic(topic, to="consumers" if consumers else "publishers")
+    admin.open_topic(topic, to="consumers" if consumers else "publishers")
 
 
 @topic.command("retire")
@@ -531,17 +501,15 @@ def topic_open(topic: str, consumers: bool, url: str, timeout: float) -> None:
     metavar="TIME",
     help="Give up after this time, such as 90s or 2h. The topic then stays closed to publishers.",
 )
-@with_broker
-def topic_retire(topic: str, wait: float | None, url: str, timeout: float) -> None:
+@with_admin
+def topic_retire(topic: str, wait: float | None, admin: Admin) -> None:
     """Retire TOPIC: close it to publishers, wait until it is drained, close it to consumers, and
     delete it.
 
     Progress goes to standard error. Nothing is lost: you can stop the command at any time, and open
     the topic again with zsq topic open.
     """
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin, stop_signals() as stopping:
+    with stop_signals() as stopping:
         if part_of(topic) or topic_of(admin, topic).parts:
             raise ZsqError(
                 E_UNSUPPORTED,

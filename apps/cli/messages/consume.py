@@ -27,7 +27,7 @@ from ..options import followed, stop_signals, with_broker_followed
 from ..output import body_for, json_lines_option, say
 
 if TYPE_CHECKING:
-    from ....transport.client.blocking.client import Batch, Consumer
+    from ....transport.client.blocking.client import Admin, Batch, Consumer
 
 POLL_S: Final = 0.2  # seconds until a signal or a broken pipe is noticed while no message arrives
 QUIET_S: Final = 1.0  # seconds without a message until `sub` looks whether it is paused
@@ -73,7 +73,7 @@ def sub(
 
     Ctrl-C and SIGTERM finish the messages that were written and give back the rest.
     """
-    from ....transport.client.blocking.client import Consumer
+    from ....transport.client.blocking.client import Admin, Consumer
     from ....transport.names import check_name
 
     check_name(topic)
@@ -83,15 +83,14 @@ def sub(
     with stop_signals() as stopping, contextlib.ExitStack() as stack:
         try:
             with stopping.interruptible():
-                if not create:
-                    channels = check_topic(
-                        url, timeout, topic, "publish to it first, or use --create"
-                    )
-                    if channels is not None:
-                        note_new(topic, channel, channels)
-                if start is not None:
-                    settings["start"] = resolved(url, timeout, topic, start)
-                    _say_where_it_is(url, timeout, topic, channel)
+                with Admin(url, timeout=timeout) as admin:
+                    if not create:
+                        channels = _channels_of(admin, topic)
+                        if channels is not None:
+                            note_new(topic, channel, channels)
+                    if start is not None:
+                        settings["start"] = resolved(admin, topic, start)
+                        _say_where_it_is(admin, topic, channel)
                 waits = followed(timeout)
                 consumer = Consumer(
                     topic,
@@ -168,37 +167,34 @@ def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
         )
 
 
-def check_topic(url: str, timeout: float, topic: str, hint: str) -> Sequence[str] | None:
+def _channels_of(admin: Admin, topic: str) -> Sequence[str] | None:
     """Return the topic's channels, or None if a broker that has parts of the topic is away.
 
     Raises `NotFound` with advice if there is no such topic.
     """
-    from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_NOT_FOUND, BrokerUnreachable, NotFound
 
-    with Admin(url, timeout=timeout) as admin:
-        channels = admin.topics()
+    channels: Sequence[str] | None = admin.topics().get(topic)
+    if channels is None:
         try:
-            parts = None if topic in channels else of_parts(admin, topic)
+            channels = of_parts(admin, topic)
         except BrokerUnreachable as error:  # the first broker has answered that there are parts
             say(f"zsq: going on with the other parts: {error.text}", err=True)
             return None
-        if parts is not None:
-            return parts
-    if topic not in channels:
-        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist: {hint}")
-    return channels[topic]
+    if channels is None:
+        text = f"topic {topic!r} does not exist: publish to it first, or use --create"
+        raise NotFound(E_NOT_FOUND, text)
+    return channels
 
 
-def _say_where_it_is(url: str, timeout: float, topic: str, channel: str) -> None:
+def _say_where_it_is(admin: Admin, topic: str, channel: str) -> None:
     """Print a note that `--start` has no effect on an existing channel.
 
     The consumer itself warns about settings without effect.
     """
-    from ....transport.client.blocking.client import Admin
     from ....transport.errors import NotFound
 
-    with contextlib.suppress(NotFound), Admin(url, timeout=timeout) as admin:
+    with contextlib.suppress(NotFound):
         for line in unused(admin, topic, channel, {}, start=True):
             click.echo(line, err=True)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import time
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from ....transport.wire.answers import DelayedRow
-from ..options import with_broker
+from ..options import with_admin
 from ..output import json_option, tell
+
+if TYPE_CHECKING:
+    from ....transport.client.blocking.client import Admin
 
 LIST_MAX: Final = 1_000  # messages in one request to the broker; longer lists take several requests
 BODY_CHARACTERS: Final = 60
@@ -39,38 +42,30 @@ def delayed() -> None:
     is_flag=True,
     help="Print one JSON object per line, with the body in hexadecimal.",
 )
-@with_broker
-def delayed_list(
-    topic: str, count: int, after: str, as_json: bool, url: str, timeout: float
-) -> None:
+@with_admin
+def delayed_list(topic: str, count: int, after: str, as_json: bool, admin: Admin) -> None:
     """List the delayed messages of TOPIC in the order of their due times: key, due time, size,
     start of the body.
     """
-    from ....transport.client.blocking.client import Admin
-
     left = count
-    with Admin(url, timeout=timeout) as admin:
-        while left:
-            limit = min(left, LIST_MAX)
-            rows = admin.delayed_list(topic, after, limit)
-            for row in rows:
-                click.echo(_json(row) if as_json else _line(row))
-            if len(rows) < limit:
-                return
-            left -= len(rows)
-            after = rows[-1]["key"]
+    while left:
+        limit = min(left, LIST_MAX)
+        rows = admin.delayed_list(topic, after, limit)
+        for row in rows:
+            click.echo(_json(row) if as_json else _line(row))
+        if len(rows) < limit:
+            return
+        left -= len(rows)
+        after = rows[-1]["key"]
 
 
 @delayed.command("count")
 @click.argument("topic")
 @json_option
-@with_broker
-def delayed_count(topic: str, as_json: bool, url: str, timeout: float) -> None:
+@with_admin
+def delayed_count(topic: str, as_json: bool, admin: Admin) -> None:
     """Count the delayed messages of TOPIC, and show when the next one is due."""
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        counts = admin.delayed_count(topic)
+    counts = admin.delayed_count(topic)
     if as_json:
         tell(counts)
         return
@@ -84,28 +79,25 @@ def delayed_count(topic: str, as_json: bool, url: str, timeout: float) -> None:
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @click.option("--all", "everything", is_flag=True, help="Cancel all delayed messages of TOPIC.")
 @json_option
-@with_broker
+@with_admin
 def delayed_cancel(
-    topic: str, keys: tuple[str, ...], everything: bool, as_json: bool, url: str, timeout: float
+    topic: str, keys: tuple[str, ...], everything: bool, as_json: bool, admin: Admin
 ) -> int:
     """Cancel delayed messages of TOPIC. Exit code 1 if one of them is no longer delayed (it became
     due, or was cancelled before).
     """
-    from ....transport.client.blocking.client import Admin
-
     if bool(keys) == everything:
         raise click.UsageError("give either the keys to cancel or --all")
     missing, cancelled = [], 0
-    with Admin(url, timeout=timeout) as admin:
-        if everything:
-            cancelled = admin.delayed_cancel_all(topic)
-        for first in range(0, len(keys), LIST_MAX):
-            part = keys[first : first + LIST_MAX]
-            missing += [
-                key
-                for key, done in zip(part, admin.delayed_cancel(topic, part), strict=True)
-                if not done
-            ]
+    if everything:
+        cancelled = admin.delayed_cancel_all(topic)
+    for first in range(0, len(keys), LIST_MAX):
+        part = keys[first : first + LIST_MAX]
+        missing += [
+            key
+            for key, done in zip(part, admin.delayed_cancel(topic, part), strict=True)
+            if not done
+        ]
     if not everything:
         cancelled = len(keys) - len(missing)
     for key in missing:

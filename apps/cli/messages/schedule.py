@@ -17,11 +17,12 @@ from ....actors.settings.schedule_settings import (
 )
 from ....transport.errors import E_TOO_BIG, UsageError
 from ....transport.units import NS_PER_S
-from ..options import with_broker
+from ..options import with_admin
 from ..output import Grid, Heading, json_lines_option, json_option, tell, tell_line, wide_console
 from .publish import given_headers
 
 if TYPE_CHECKING:
+    from ....transport.client.blocking.client import Admin
     from ....transport.wire.answers import ScheduleRow
 
 
@@ -70,18 +71,16 @@ def schedule() -> None:
     help="Header of the messages. Repeatable.",
 )
 @json_option
-@with_broker
+@with_admin
 def schedule_add(
     name: str, cron: str, topic: str, body: str | None, source: IO[bytes], timezone: str, missed: str, key: str | None,
-    tag: str | None, pairs: tuple[str, ...], as_json: bool, url: str, timeout: float,
+    tag: str | None, pairs: tuple[str, ...], as_json: bool, admin: Admin,
 ) -> None:  # fmt: skip
     """Publish BODY to TOPIC at each due time of CRON. NAME is the name of the schedule.
 
     CRON has five fields, as in crontab: minute, hour, day of month, month, day of week. For
     example, '0 3 * * *' is due each day at 03:00. TOPIC must exist.
     """
-    from ....transport.client.blocking.client import Admin
-
     parameter_source = click.get_current_context().get_parameter_source("source")
     if body is not None and parameter_source is not click.core.ParameterSource.DEFAULT:
         raise click.UsageError("BODY cannot be combined with --file; give one of them")
@@ -90,11 +89,10 @@ def schedule_add(
         text = f"the body is over the limit of a schedule, {SCHEDULE_BODY_BYTES_MAX:,} bytes"
         raise UsageError(E_TOO_BIG, text)
     headers = given_headers(pairs)
-    with Admin(url, timeout=timeout) as admin:
-        reply = admin.schedule_add(
-            topic, name, cron, payload, timezone=timezone, missed=missed, key=key, tag=tag,
-            headers=headers,
-        )  # fmt: skip
+    reply = admin.schedule_add(
+        topic, name, cron, payload, timezone=timezone, missed=missed, key=key, tag=tag,
+        headers=headers,
+    )  # fmt: skip
     if as_json:
         tell({"topic": topic, "name": name, **reply})
     else:
@@ -104,15 +102,12 @@ def schedule_add(
 @schedule.command("list")
 @click.argument("topic", required=False)
 @json_lines_option
-@with_broker
-def schedule_list(topic: str | None, as_json: bool, url: str, timeout: float) -> None:
+@with_admin
+def schedule_list(topic: str | None, as_json: bool, admin: Admin) -> None:
     """List the schedules of this broker, or those of TOPIC: when each is due next, and what it has
     done. Counts begin with the broker's process.
     """
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        rows = admin.schedule_list(topic)
+    rows = admin.schedule_list(topic)
     if as_json:
         for row in rows:
             tell_line(row)
@@ -157,27 +152,24 @@ def _cells(row: ScheduleRow) -> tuple[str, ...]:
     "--header", "pairs", metavar="NAME=VALUE", multiple=True, help="New headers. Repeatable."
 )
 @json_option
-@with_broker
+@with_admin
 def schedule_set(
     name: str, topic: str, cron: str | None, timezone: str | None, missed: str | None, body: str | None,
-    source: IO[bytes] | None, tag: str | None, pairs: tuple[str, ...], as_json: bool, url: str, timeout: float,
+    source: IO[bytes] | None, tag: str | None, pairs: tuple[str, ...], as_json: bool, admin: Admin,
 ) -> None:  # fmt: skip
     """Change the schedule NAME of TOPIC. What you do not give stays, and so does its key.
 
     Due times count from now on.
     """
-    from ....transport.client.blocking.client import Admin
-
     if body is not None and source is not None:
         raise click.UsageError("--body cannot be combined with --file; give one of them")
     payload = os.fsencode(body) if body is not None else None
     if source is not None:
         payload = source.read(SCHEDULE_BODY_BYTES_MAX + 1)
-    with Admin(url, timeout=timeout) as admin:
-        reply = admin.schedule_set(
-            topic, name, cron=cron, body=payload, timezone=timezone, missed=missed, tag=tag,
-            headers=given_headers(pairs) or None,
-        )  # fmt: skip
+    reply = admin.schedule_set(
+        topic, name, cron=cron, body=payload, timezone=timezone, missed=missed, tag=tag,
+        headers=given_headers(pairs) or None,
+    )  # fmt: skip
     if as_json:
         tell({"topic": topic, "name": name, **reply})
     else:
@@ -189,49 +181,37 @@ def schedule_set(
 @schedule.command("run")
 @click.argument("name")
 @click.argument("topic")
-@with_broker
-def schedule_run(name: str, topic: str, url: str, timeout: float) -> None:
+@with_admin
+def schedule_run(name: str, topic: str, admin: Admin) -> None:
     """Publish the message of the schedule NAME of TOPIC once, now. Its due times do not change."""
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        admin.schedule_run(topic, name)
+    admin.schedule_run(topic, name)
 
 
 @schedule.command("remove")
 @click.argument("name")
 @click.argument("topic")
-@with_broker
-def schedule_remove(name: str, topic: str, url: str, timeout: float) -> None:
+@with_admin
+def schedule_remove(name: str, topic: str, admin: Admin) -> None:
     """Remove the schedule NAME of TOPIC. Messages that it has published stay."""
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        admin.schedule_remove(topic, name)
+    admin.schedule_remove(topic, name)
 
 
 @schedule.command("pause")
 @click.argument("name")
 @click.argument("topic")
-@with_broker
-def schedule_pause(name: str, topic: str, url: str, timeout: float) -> None:
+@with_admin
+def schedule_pause(name: str, topic: str, admin: Admin) -> None:
     """Pause the schedule NAME of TOPIC. Nothing is published until it is resumed."""
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        admin.schedule_pause(topic, name)
+    admin.schedule_pause(topic, name)
 
 
 @schedule.command("resume")
 @click.argument("name")
 @click.argument("topic")
-@with_broker
-def schedule_resume(name: str, topic: str, url: str, timeout: float) -> None:
+@with_admin
+def schedule_resume(name: str, topic: str, admin: Admin) -> None:
     """Resume the schedule NAME of TOPIC. Due times of the pause are left out."""
-    from ....transport.client.blocking.client import Admin
-
-    with Admin(url, timeout=timeout) as admin:
-        admin.schedule_resume(topic, name)
+    admin.schedule_resume(topic, name)
 
 
 def _day(due_ns: int) -> str:

@@ -107,7 +107,7 @@ def tail(
     """
     if start is not None and last:
         raise UsageError(E_BAD_ARGUMENT, "--from and --last exclude each other; give one of them")
-    from ....transport.client.blocking.client import Reader
+    from ....transport.client.blocking.client import Admin, Reader
     from ....transport.names import check_name
 
     check_name(topic)
@@ -130,7 +130,8 @@ def tail(
                 raise UsageError(
                     E_PARTS, f"{text}: give a time, or name a part, such as {parts[0]}"
                 )
-            where = resolved(url, timeout, topic, start)
+            with Admin(url, timeout=timeout) as admin:
+                where = resolved(admin, topic, start)
         if follow:
             timeout = PART_S if parts else followed(timeout)
         logs = []

@@ -30,10 +30,7 @@ SECRET_BYTES_MAX: Final = 4096
 ADVERTISED_MAX: Final = 4
 ADDRESS_CHARS_MAX: Final = 200
 
-# These two repeat actors/settings/options.py (a test compares them).
-MSG_TIMEOUT_S: Final = 60
-MSG_TIMEOUT_S_LONGEST: Final = 900  # the default of --nsq-max-msg-timeout
-MSG_TIMEOUT_S_MAX: Final = 24 * 3600
+MSG_TIMEOUT_S_MAX: Final = 24 * 3600  # repeats a constant of transport (a test compares them)
 
 
 def _check_path(data_dir: Path) -> None:
@@ -58,51 +55,56 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
     from ....actors.settings.options import ServeOptions
 
     alarms, security = given_alarms(given, environment), given_security(given)
-    found = ServeOptions(
-        data_dir=given.data_dir,
-        gateway=gateway,
-        gateway_push=push,
-        node_id=given.node_id,
-        message_bytes_max=given.max_msg_size,
-        log_level=given.log_level,
-        log_format=given.log_format,
-        sync=given.sync,
-        auto_create=given.auto_create,
-        stage_timeout_s=given.stage_timeout or 0.0,
-        processes_max=given.processes_max or 0,
-        sleep_after_s=_sleep_after(given.sleep_after),
-        retention=given_settings(KEEPING, asdict(given)),
-        security=security,
-        extensions=tuple(filter(None, (alarms, *given_gateways(given)))),
-    )
-    if given.chunk_bytes is not None:
-        found = replace(found, chunk_bytes=given.chunk_bytes)
+    values = _set_fields(ServeOptions, given) | {
+        "gateway": gateway,
+        "gateway_push": push,
+        "message_bytes_max": given.max_msg_size,
+        "retention": given_settings(KEEPING, asdict(given)),
+        "security": security,
+        "advertise": given_addresses(given.advertise),
+        "extensions": tuple(filter(None, (alarms, *given_gateways(given)))),
+    }
+    if given.sleep_after is not None:
+        values["sleep_after_s"] = 0.0 if given.sleep_after < 0 else max(1.0, given.sleep_after)
     if given.bucket:
-        found = replace(found, bucket=_checked_bucket(given.bucket, "--bucket"))
-    if given.bucket_cache_bytes is not None:
-        found = replace(found, bucket_cache_bytes=given.bucket_cache_bytes)
+        values["bucket"] = _checked_bucket(given.bucket, "--bucket")
     if given.bucket_lag is not None:
-        found = replace(found, bucket_lag_s=max(0.0, given.bucket_lag))
-    usual = max(found.patience_s, 2 * found.bucket_lag_s)
-    found = replace(found, patience_s=usual if given.patience is None else given.patience)
-    if found.bucket and found.patience_s < 2 * found.bucket_lag_s:
-        raise click.UsageError(
-            f"--patience {found.patience_s:g} s is too short for --bucket-lag "
-            f"{found.bucket_lag_s:g} s: a primary that is only slow would be taken for dead; give "
-            "at least twice that time"
-        )
+        values["bucket_lag_s"] = max(0.0, given.bucket_lag)
     if given.bucket_cost is not None:
-        found = replace(found, bucket_costs=given.bucket_cost)
-    if found.sync == "bucket" and not (found.bucket and found.bucket_lag_s):
+        values["bucket_costs"] = given.bucket_cost
+    options = ServeOptions(**values)
+    if given.patience is None:
+        patience_s = max(options.patience_s, 2 * options.bucket_lag_s)
+        options = replace(options, patience_s=patience_s)
+    if options.bucket and options.patience_s < 2 * options.bucket_lag_s:
+        raise click.UsageError(
+            f"--patience {options.patience_s:g} s is too short for --bucket-lag "
+            f"{options.bucket_lag_s:g} s: a primary that is only slow would be taken for dead; "
+            "give at least twice that time"
+        )
+    if options.sync == "bucket" and not (options.bucket and options.bucket_lag_s):
         raise click.UsageError(
             "--sync bucket answers publishes when the bucket has them; give --bucket, and "
             "--bucket-lag with a time"
         )
-    found = replace(found, advertise=given_addresses(given.advertise))
     if given.cluster:
-        found = replace(found, cluster=_checked_cluster(given.cluster, found))
-    check_exposure(found)
-    return found
+        options = replace(options, cluster=_checked_cluster(given.cluster, options))
+    check_exposure(options)
+    return options
+
+
+def _set_fields(kind: type[Any], given: GivenOptions, prefix: str = "") -> dict[str, Any]:
+    """Return the values of the options that are set and have the name of a field of `kind`.
+
+    Times are in seconds. A field whose name ends in `_ms` gets them in milliseconds.
+    """
+    values: dict[str, Any] = {}
+    for field in fields(kind):
+        name = field.name.removesuffix("_ms").removesuffix("_s")
+        value = getattr(given, f"{prefix}{name}", None)
+        if value is not None:
+            values[field.name] = int(value * 1000) if field.name.endswith("_ms") else value
+    return values
 
 
 def _checked_cluster(text: str, options: ServeOptions) -> str:
@@ -127,20 +129,20 @@ def _checked_cluster(text: str, options: ServeOptions) -> str:
 
 def given_addresses(text: str) -> tuple[str, ...]:
     """Return the addresses of --advertise. Raises `click.BadParameter`."""
-    found = tuple(one.strip() for one in text.split(",")) if text else ()
-    for one in found:
-        host, _, port = one.removeprefix("tcp://").rpartition(":")
-        is_good = one.startswith("tcp://") and host and not set(host) & set(" /")
+    addresses = tuple(address.strip() for address in text.split(",")) if text else ()
+    for address in addresses:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        is_good = address.startswith("tcp://") and host and not set(host) & set(" /")
         if not is_good or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
-            text = f"{one!r} is not an address; use tcp://HOST:PORT with a port from 1 to 65535"
+            text = f"{address!r} is not an address; use tcp://HOST:PORT with a port from 1 to 65535"
             raise click.BadParameter(text, param_hint="--advertise")
-        if len(one) > ADDRESS_CHARS_MAX:
-            text = f"an address has at most {ADDRESS_CHARS_MAX} characters, not {len(one)}"
+        if len(address) > ADDRESS_CHARS_MAX:
+            text = f"an address has at most {ADDRESS_CHARS_MAX} characters, not {len(address)}"
             raise click.BadParameter(text, param_hint="--advertise")
-    if len(found) > ADVERTISED_MAX:
-        text = f"{len(found)} addresses are too many: a broker has at most {ADVERTISED_MAX}"
+    if len(addresses) > ADVERTISED_MAX:
+        text = f"{len(addresses)} addresses are too many: a broker has at most {ADVERTISED_MAX}"
         raise click.BadParameter(text, param_hint="--advertise")
-    return found
+    return addresses
 
 
 def _checked_bucket(text: str, option: str) -> str:
@@ -157,15 +159,6 @@ def _checked_bucket(text: str, option: str) -> str:
     return str(url)
 
 
-def _sleep_after(seconds: float | None) -> float:
-    """Return the seconds after which an unused topic sleeps, at least 1, or 0 for never."""
-    from ....actors.settings.options import SLEEP_AFTER_S
-
-    if seconds is None:
-        return SLEEP_AFTER_S
-    return 0.0 if seconds < 0 else max(1.0, seconds)
-
-
 def given_alarms(
     given: GivenOptions, environment: MutableMapping[str, str] = os.environ
 ) -> AlarmOptions:
@@ -173,7 +166,7 @@ def given_alarms(
 
     A receiver that cannot work is refused at the start, not when the first alarm comes.
     """
-    from ....actors.settings.options import HOLD_S, AlarmOptions
+    from ....actors.settings.options import AlarmOptions
 
     commands = []
     for text in given.alarm_command:
@@ -181,24 +174,15 @@ def given_alarms(
             argv = tuple(shlex.split(text))
         except ValueError as error:
             raise UsageError(E_BAD_ARGUMENT, f"--alarm-command {text!r}: {error}") from None
-        found = shutil.which(argv[0]) if argv else None
-        if found is None:
+        program = shutil.which(argv[0]) if argv else None
+        if program is None:
             raise UsageError(
                 E_BAD_ARGUMENT,
                 f"--alarm-command {text!r}: the program does not exist or is not executable",
             )
-        commands.append((os.path.abspath(found), *argv[1:]))
+        commands.append((os.path.abspath(program), *argv[1:]))
     return AlarmOptions(
-        depth=-1 if given.alarm_depth is None else given.alarm_depth,
-        age_s=-1 if given.alarm_age is None else given.alarm_age,
-        topic_depth=-1 if given.alarm_topic_depth is None else given.alarm_topic_depth,
-        total_depth=-1 if given.alarm_total_depth is None else given.alarm_total_depth,
-        held_bytes=-1 if given.alarm_held_bytes is None else given.alarm_held_bytes,
-        dead_letters=-1 if given.alarm_dead_letters is None else given.alarm_dead_letters,
-        total_dead_letters=(
-            -1 if given.alarm_total_dead_letters is None else given.alarm_total_dead_letters
-        ),
-        hold_s=HOLD_S if given.alarm_hold is None else given.alarm_hold,
+        **_set_fields(AlarmOptions, given, "alarm_"),
         webhooks=given.alarm_webhook,
         webhook_token=secret(TOKEN, environment),
         commands=tuple(commands),
@@ -254,19 +238,19 @@ def _check_announced(nsq: NsqOptions | None) -> None:
         raise click.UsageError(
             "--nsq-lookupd-tcp-address needs the NSQ gateway; remove --no-nsq, or give --nsq-listen"
         )
-    if not nsq.broadcast_tcp_port and all(one.startswith("unix:") for one in nsq.listen):
-        what = "a TCP port, but --nsq-listen has only unix sockets; add --nsq-listen HOST:PORT"
+    if not nsq.broadcast_tcp_port and all(place.startswith("unix:") for place in nsq.listen):
+        missing = "a TCP port, but --nsq-listen has only unix sockets; add --nsq-listen HOST:PORT"
         raise click.UsageError(
-            f"nsqlookupd accepts only nodes with {what}, or give a port with "
+            f"nsqlookupd accepts only nodes with {missing}, or give a port with "
             "--nsq-broadcast-tcp-port"
         )
     if not nsq.broadcast_http_port and not nsq.http_port:
-        what = (
+        missing = (
             "an HTTP port, but the HTTP gateway is off; give --http-listen HOST:PORT (it needs "
             "zsq[http]) instead of --no-http"
         )
         raise click.UsageError(
-            f"nsqlookupd accepts only nodes with {what}, or give a port with "
+            f"nsqlookupd accepts only nodes with {missing}, or give a port with "
             "--nsq-broadcast-http-port"
         )
 
@@ -281,8 +265,8 @@ def given_nsq(given: GivenOptions) -> NsqOptions | None:
         if given.nsq_listen:
             raise click.UsageError("--no-nsq and --nsq-listen exclude each other")
         return None
-    for one in given.nsq_listen:
-        check_listen(one, "--nsq-listen", unix=True)
+    for place in given.nsq_listen:
+        check_listen(place, "--nsq-listen", unix=True)
     tls = {
         "cert": given.nsq_tls_cert, "key": given.nsq_tls_key, "root_ca": given.nsq_tls_root_ca_file,
         "client_auth": given.nsq_tls_client_auth_policy, "required": given.nsq_tls_required, "min_version": given.nsq_tls_min_version,
@@ -296,44 +280,37 @@ def given_nsq(given: GivenOptions) -> NsqOptions | None:
             "--nsq-tls-client-auth-policy require-verify needs --nsq-tls-root-ca-file"
         )
     for option in ("nsq_auth_http_address", "nsq_lookupd_tcp_address"):
-        for one in getattr(given, option):
-            check_listen(one, f"--{key(option)}")
+        for place in getattr(given, option):
+            check_listen(place, f"--{key(option)}")
     if given.nsq_auth_http_address and find_spec("re2") is None:
         text = (
             "--nsq-auth-http-address needs google-re2, which applies the patterns of auth "
             "servers: pip install 'zsq[nsq]'"
         )
         raise click.UsageError(text)
-    _check_timeouts(given.nsq_msg_timeout, given.nsq_max_msg_timeout)
-    more: dict[str, Any] = {}
-    # Take the options that have the name of a field, and convert times from seconds.
-    for field in fields(NsqOptions):
-        value = getattr(given, f"nsq_{field.name.removesuffix('_ms')}", None)
-        if value is not None and field.name != "listen":
-            more[field.name] = int(value * 1000) if field.name.endswith("_ms") else value
-    return NsqOptions(
-        listen=given.nsq_listen or (NSQ_LISTEN,),
-        given=bool(given.nsq_listen),
-        tls=TlsOptions(**{name: str(value) for name, value in tls.items() if value}),
-        deflate=not given.nsq_no_deflate,
-        snappy=not given.nsq_no_snappy,
-        auth_http_addresses=given.nsq_auth_http_address,
-        lookupd_tcp_addresses=given.nsq_lookupd_tcp_address,
-        **more,
-    )
+    values = _set_fields(NsqOptions, given, "nsq_") | {
+        "listen": given.nsq_listen or (NSQ_LISTEN,),
+        "given": bool(given.nsq_listen),
+        "tls": TlsOptions(**{name: str(value) for name, value in tls.items() if value}),
+        "deflate": not given.nsq_no_deflate,
+        "snappy": not given.nsq_no_snappy,
+        "auth_http_addresses": given.nsq_auth_http_address,
+        "lookupd_tcp_addresses": given.nsq_lookupd_tcp_address,
+    }
+    options = NsqOptions(**values)
+    _check_timeouts(options.msg_timeout_ms / 1000, options.max_msg_timeout_ms / 1000)
+    return options
 
 
-def _check_timeouts(usual: float | None, longest: float | None) -> None:
+def _check_timeouts(usual: float, longest: float) -> None:
     """Refuse time-outs above 24 hours, the limit of a channel's leases.
 
     The gateway would otherwise promise times that are refused at SUB.
     """
-    longest = MSG_TIMEOUT_S_LONGEST if longest is None else longest
     if not 1 <= longest <= MSG_TIMEOUT_S_MAX:
         raise click.UsageError(
             f"--nsq-max-msg-timeout must be from 1s to 24h, not {spelled(longest)}"
         )
-    usual = MSG_TIMEOUT_S if usual is None else usual
     if not 1 <= usual <= longest:
         raise click.UsageError(
             f"--nsq-msg-timeout must be from 1s to --nsq-max-msg-timeout ({spelled(longest)}), "
@@ -400,14 +377,14 @@ def given_security(given: GivenOptions) -> SecurityOptions:
     from ....actors.settings.options import SecurityOptions
 
     access, key = _absolute(given.access), _absolute(given.curve_key)
-    found = SecurityOptions(access, key, given.insecure)
+    options = SecurityOptions(access, key, given.insecure)
     try:
         if not given.no_listen:
-            CurveAuthentication(found)
+            CurveAuthentication(options)
         elif access:
             load_rules(access)
         if key and not access:
-            check(found, None)
+            check(options, None)
     except AccessError as error:
         raise click.UsageError(str(error)) from None
-    return found
+    return options

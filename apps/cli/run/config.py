@@ -42,7 +42,7 @@ def _of_objects() -> Mapping[str, object]:
         TlsOptions,
     )
 
-    found: dict[str, object] = {"chunk_bytes": ServeOptions(Path()).chunk_bytes}
+    defaults: dict[str, object] = {"chunk_bytes": ServeOptions(Path()).chunk_bytes}
     for prefix, of in (
         ("nsq_tls_", TlsOptions()),
         ("nsq_", NsqOptions()),
@@ -53,8 +53,8 @@ def _of_objects() -> Mapping[str, object]:
             value = getattr(of, field.name)
             if field.name.endswith("_ms"):
                 value = value / 1000
-            found.setdefault(prefix + field.name.removesuffix("_ms").removesuffix("_s"), value)
-    return found
+            defaults.setdefault(prefix + field.name.removesuffix("_ms").removesuffix("_s"), value)
+    return defaults
 
 
 def show(context: click.Context, /, as_json: bool, config: Path | None, **given: Any) -> None:
@@ -70,26 +70,26 @@ def show(context: click.Context, /, as_json: bool, config: Path | None, **given:
     retention = serve_options(GivenOptions.of(given), environment).retention
     usuals = _kept(retention)
     rows = [
-        (one, *_value(one, given.get(str(one.name)), usuals), origin(context, one))
-        for one in options_of(context.command)
+        (option, *_value(option, given.get(str(option.name)), usuals), origin(context, option))
+        for option in options_of(context.command)
     ]
     if as_json:
         options = {
-            key(str(one.name)): {"value": _plain(value), "from": where}
-            for one, value, _, where in rows
+            key(str(option.name)): {"value": _plain(value), "from": where}
+            for option, value, _, where in rows
         }
-        found = {
+        secret_rows = {
             name: {"set": bool(where), "from": where or None} for name, where in secrets.items()
         }
         tell(
             {
                 "config_file": None if config is None else str(config),
                 "options": options,
-                "secrets": found,
+                "secrets": secret_rows,
             }
         )
         return
-    lines = [(key(str(one.name)), text, where) for one, _, text, where in rows]
+    lines = [(key(str(option.name)), text, where) for option, _, text, where in rows]
     lines += [
         (name, "set, not shown" if where else "-", where or "default")
         for name, where in secrets.items()
@@ -103,8 +103,10 @@ def _kept(retention: Mapping[str, object]) -> dict[str, object]:
     """Return the values in force of the options for retention. One may depend on another."""
     from ....storage.retention import resolve
 
-    found = resolve(retention).as_dict()
-    return {row.parameter: None if (value := found[row.name]) == NONE else value for row in KEEPING}
+    settings = resolve(retention).as_dict()
+    return {
+        row.parameter: None if (value := settings[row.name]) == NONE else value for row in KEEPING
+    }
 
 
 def _value(option: click.Option, value: Any, usuals: Mapping[str, object]) -> tuple[Any, str]:

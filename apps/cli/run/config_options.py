@@ -63,9 +63,9 @@ ARGUMENTS: Final = "zsq.arguments"  # the key of the command's arguments in the 
 def options_of(command: click.Command) -> list[click.Option]:
     """Return the options that the file may contain."""
     return [
-        one
-        for one in command.params
-        if isinstance(one, click.Option) and one.name not in ("config", "as_json", "help")
+        param
+        for param in command.params
+        if isinstance(param, click.Option) and param.name not in ("config", "as_json", "help")
     ]
 
 
@@ -145,13 +145,13 @@ def read(path: Path, context: click.Context) -> dict[str, object]:
     Raises `UsageError` (E_BAD_ARGUMENT), which says what is wrong in the file.
     """
     options = {key(str(option.name)): option for option in options_of(context.command)}
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for name, value in _flat(_parsed(path), "", options, path):
         option = options[name]
-        if option.name in found:
+        if option.name in values:
             raise _wrong(path, name, "set twice, as a key and in a table")
-        found[str(option.name)] = _checked(path, name, option, value, context)
-    return found
+        values[str(option.name)] = _checked(path, name, option, value, context)
+    return values
 
 
 def _parsed(path: Path) -> Mapping[str, object]:
@@ -191,7 +191,7 @@ def _flat(
     for name, value in table.items():
         name = prefix + name
         if isinstance(value, dict):
-            if not any(one.startswith(f"{name}-") for one in options):
+            if not any(known.startswith(f"{name}-") for known in options):
                 raise _unknown(path, name, options)
             yield from _flat(value, f"{name}-", options, path)
         elif name not in options:
@@ -220,8 +220,8 @@ def _unknown(path: Path, name: str, options: Mapping[str, click.Option]) -> Usag
 def _close(name: str, known: list[str]) -> str:
     from difflib import get_close_matches
 
-    found = get_close_matches(name, known, n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    names = get_close_matches(name, known, n=1)
+    return f"; did you mean {names[0]}?" if names else ""
 
 
 def _wrong(path: Path, name: str, text: str) -> UsageError:
@@ -234,16 +234,16 @@ def _checked(
     """Check a value, and return it in the form that click takes."""
     types, allowed = kind(option)
     values: list[Any] = value if option.multiple and isinstance(value, list) else [value]
-    for one in values:
-        if not isinstance(one, types) or (isinstance(one, bool) and bool not in types):
-            raise _wrong(path, name, f"{one!r} is not allowed; {allowed}")
+    for each in values:
+        if not isinstance(each, types) or (isinstance(each, bool) and bool not in types):
+            raise _wrong(path, name, f"{each!r} is not allowed; {allowed}")
     if isinstance(option.type, click.Path):
-        values = [str(path.absolute().parent / one) for one in values]
+        values = [str(path.absolute().parent / each) for each in values]
     elif not option.is_flag:
-        values = [one if isinstance(one, str) else repr(one) for one in values]
+        values = [each if isinstance(each, str) else repr(each) for each in values]
     try:
-        for one in values:
-            option.type.convert(one, option, context)
+        for each in values:
+            option.type.convert(each, option, context)
     except click.BadParameter as error:
         raise _wrong(path, name, f"{error.message.rstrip('.')}; {allowed}") from None
     return values if option.multiple else values[0]
@@ -276,7 +276,7 @@ def kind(option: click.Option) -> tuple[tuple[type, ...], str]:
     elif isinstance(of, Count):
         types, words = (str, int), 'a whole number, or "none"'
     elif isinstance(of, click.Choice):
-        words = "one of " + ", ".join(f'"{one}"' for one in of.choices)
+        words = "one of " + ", ".join(f'"{choice}"' for choice in of.choices)
     elif isinstance(of, click.Path):
         words = "a path as a string (relative to this file's folder)"
     else:

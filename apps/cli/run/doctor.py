@@ -91,17 +91,17 @@ def doctor(
         )
     if url is not None:
         checks["bucket"] = partial(object_stores.bucket, url)
-    found = of_system.examined(checks)
-    bad = of_system.worst(found) == of_system.PROBLEM
+    results = of_system.examined(checks)
+    bad = of_system.worst(results) == of_system.PROBLEM
     if as_json:
-        rows = [finding._asdict() for finding in found]
+        rows = [finding._asdict() for finding in results]
         tell({"well": not bad, "data_dir": str(data_dir) if data_dir else None, "findings": rows})
     else:
-        _print(found)
+        _print(results)
     return 1 if bad else 0
 
 
-def _print(found: Sequence[CheckResult]) -> None:
+def _print(results: Sequence[CheckResult]) -> None:
     from rich.table import Table
 
     console = wide_console()
@@ -109,14 +109,14 @@ def _print(found: Sequence[CheckResult]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", max_width=TEXT_COLUMNS)
-    for finding in found:
+    for finding in results:
         text: Any = _plain(finding.text)
         if finding.advice:
             text.append(f"\n-> {finding.advice}", style="dim")
         table.add_row(_plain(finding.level, STYLES[finding.level]), _plain(finding.what), text)
     console.print(table)
     counts = {
-        level: sum(finding.level == level for finding in found) for level in ("problem", "advice")
+        level: sum(finding.level == level for finding in results) for level in ("problem", "advice")
     }
     problems = (
         f"{counts['problem']} problem{'s' * (counts['problem'] != 1)}"

@@ -41,8 +41,8 @@ def keys_server(file: Path, as_json: bool) -> None:
     """
     public, secret = _pair()
     beside = file.with_name(file.name + ".pub")
-    for one in (file, beside):
-        _check_new(one)
+    for path in (file, beside):
+        _check_new(path)
     _write(
         file,
         "The key pair of a ZSQ broker, for zsq serve --curve-key. Keep it secret.",
@@ -84,8 +84,8 @@ def keys_client(file: Path, server: str, as_json: bool) -> None:
     known = server if is_key(server) else read_key_file(server, ("public",))["public"]
     public, secret = _pair()
     _check_new(file)
-    said = "The keys of a ZSQ client, for --key-file, ZSQ_KEY_FILE or key_file=. Keep it secret."
-    _write(file, said, {"public": public, "secret": secret, "server": known})
+    caption = "The keys of a ZSQ client, for --key-file, ZSQ_KEY_FILE or key_file=. Keep it secret."
+    _write(file, caption, {"public": public, "secret": secret, "server": known})
     if as_json:
         tell({"file": str(file), "public": public, "server": known})
     else:
@@ -123,15 +123,15 @@ def keys_show(file: Path, as_json: bool) -> None:
     from ....transport.errors import UsageError
     from ....transport.wire.credentials import read_key_file
 
-    found = read_key_file(str(file), ("public",))
+    public = read_key_file(str(file), ("public",))
     with contextlib.suppress(UsageError):  # only the file of a client has this key
-        found |= read_key_file(str(file), ("server",))
+        public |= read_key_file(str(file), ("server",))
     if as_json:
-        tell(found)
+        tell(public)
     else:
-        click.echo("\n".join(f"{name} = {value}" for name, value in found.items()))
-        if "server" in found:
-            click.echo(_access_lines(found["public"]))
+        click.echo("\n".join(f"{name} = {value}" for name, value in public.items()))
+        if "server" in public:
+            click.echo(_access_lines(public["public"]))
 
 
 def _access_lines(public: str) -> str:
@@ -152,8 +152,8 @@ def _check_new(file: Path) -> None:
         )
 
 
-def _write(file: Path, said: str, found: Mapping[str, str], mode: int = 0o600) -> None:
-    lines = [f"# {said}", *(f'{name} = "{value}"' for name, value in found.items())]
+def _write(file: Path, caption: str, fields: Mapping[str, str], mode: int = 0o600) -> None:
+    lines = [f"# {caption}", *(f'{name} = "{value}"' for name, value in fields.items())]
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as out:
         out.write("\n".join(lines) + "\n")
         out.flush()

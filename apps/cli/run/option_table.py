@@ -73,8 +73,8 @@ class OptionRow:
 
 def _row(default: _T, value: Value, help: str, **columns: Any) -> _T:
     """Declare an option with its row. An option with the default () may be repeated."""
-    found: _T = field(default=default, metadata={"row": OptionRow(value, help, **columns)})
-    return found
+    declared: _T = field(default=default, metadata={"row": OptionRow(value, help, **columns)})
+    return declared
 
 
 def _flag(help: str) -> bool:
@@ -83,7 +83,7 @@ def _flag(help: str) -> bool:
 
 def _kept(parameter: str) -> Any:
     """Declare the option that sets a topic setting's default for all topics."""
-    (setting,) = (one for one in KEEPING if one.parameter == parameter)
+    (setting,) = (row for row in KEEPING if row.parameter == parameter)
     return _row(None, value_of(setting), setting.help, live=True, usual=setting.default)
 
 
@@ -400,10 +400,10 @@ class GivenOptions:
     @classmethod
     def of(cls, parameters: Mapping[str, object]) -> GivenOptions:
         """Take the options from a command's parameters, which may include other parameters."""
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             name: value for name in ROWS if (value := parameters[name]) is not None
         }
-        return cls(**found)
+        return cls(**values)
 
 
 ROWS: Final[Mapping[str, OptionRow]] = {
@@ -419,9 +419,11 @@ def key(name: str) -> str:
 
 def table_options(*, needs_data_dir: bool) -> list[click.Option]:
     """Return the rows as click options."""
-    found = [_option(one.name, one.default, ROWS[one.name]) for one in fields(GivenOptions)]
-    found[0].required = needs_data_dir  # --data-dir is the first row
-    return found
+    options = [
+        _option(field.name, field.default, ROWS[field.name]) for field in fields(GivenOptions)
+    ]
+    options[0].required = needs_data_dir  # --data-dir is the first row
+    return options
 
 
 def _option(name: str, default: object, row: OptionRow) -> click.Option:

@@ -65,11 +65,11 @@ class ConfigReload:
         return Fresh(options, live, dead)
 
 
-def _differing(one: GivenOptions, other: GivenOptions, *, live: bool) -> tuple[str, ...]:
+def _differing(options: GivenOptions, other: GivenOptions, *, live: bool) -> tuple[str, ...]:
     changed = (
         name
         for name, row in ROWS.items()
-        if row.live is live and getattr(one, name) != getattr(other, name)
+        if row.live is live and getattr(options, name) != getattr(other, name)
     )
     return tuple(f"--{key(name)}" for name in changed)
 
@@ -101,11 +101,11 @@ def standby(context: click.Context, /, url: str | None, first: bool, **given: An
 
 def with_url(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters with the argument of `zsq standby` as the option that it stands for."""
-    found = dict(given)
-    found.pop("first", None)
-    if url := found.pop("url", None):
-        found["bucket"] = url
-    return found
+    parameters = dict(given)
+    parameters.pop("first", None)
+    if url := parameters.pop("url", None):
+        parameters["bucket"] = url
+    return parameters
 
 
 def run(
@@ -181,9 +181,9 @@ def check_python(version: tuple[int, ...]) -> None:
     The broker's processes come from the forkserver.
     """
     if version < (3, 11, 1):
-        found = ".".join(map(str, version))
+        present = ".".join(map(str, version))
         text = (
             "any user of this machine could run code as the broker (CVE-2022-42919); install "
             "Python 3.11.1 or later"
         )
-        raise UsageError(E_BAD_ARGUMENT, f"Python {found} is not safe for a broker: {text}")
+        raise UsageError(E_BAD_ARGUMENT, f"Python {present} is not safe for a broker: {text}")

@@ -26,9 +26,9 @@ SQLITE: Final = "sqlite"
 POSTGRES: Final = "postgres"
 OTHER: Final = "other"
 IDLE: Final = 0  # the status of a connection without a transaction, in PostgreSQL's library
-UNDEFINED: Final = ("42P01", "42703")  # a table, a column, in PostgreSQL
-MYSQL_UNDEFINED: Final = (1146, 1054)
-SQLITE_UNDEFINED: Final = re.compile(r"no such (table|column)|table \w+ has no column named")
+UNDEFINED: Final = "42P01"  # in PostgreSQL
+MYSQL_UNDEFINED: Final = 1146
+SQLITE_UNDEFINED: Final = "no such table"
 LOST: Final = 4  # the status of a connection that is closed or broken
 _KINDS: Final = {"sqlite3": SQLITE, "psycopg": POSTGRES, "psycopg2": POSTGRES}
 _MARKERS: Final = {"qmark": "?", "format": "%s", "pyformat": "%s", "numeric": ":", "named": ":"}
@@ -101,16 +101,13 @@ def execute(db: Any, text: str, values: Sequence[Any] = ()) -> Any:
 
 
 def _is_undefined(error: Exception) -> bool:
-    """Return True if a driver reports that a table or a column does not exist, each in its way.
-
-    A table of an earlier version lacks a column.
-    """
+    """Return True if a driver reports that a table does not exist, each in its way."""
     for name in ("sqlstate", "pgcode"):
-        if getattr(error, name, None) in UNDEFINED:
+        if getattr(error, name, None) == UNDEFINED:
             return True
     if type(error).__module__ == "sqlite3":
-        return SQLITE_UNDEFINED.match(str(error)) is not None
-    return bool(error.args) and error.args[0] in MYSQL_UNDEFINED
+        return str(error).startswith(SQLITE_UNDEFINED)
+    return bool(error.args) and error.args[0] == MYSQL_UNDEFINED
 
 
 @contextlib.contextmanager

@@ -112,8 +112,8 @@ class Outbox:
     def create(self, db: DatabaseConnection) -> None:
         """Create the tables if they do not exist, in SQLite or PostgreSQL.
 
-        A table of an earlier version gets the column that it lacks. For other databases, create
-        them as docs/databases.md shows, and call this once: it writes the row of the state.
+        For other databases, create them as docs/databases.md shows, and call this once: it writes
+        the row of the state.
         """
         dialect = dialect_of(db)
         with transaction(db):
@@ -126,10 +126,6 @@ class Outbox:
                     f"body {blob} not null, due_ns bigint not null default 0, "
                     "log text, batch bigint)",
                 )
-                columns = execute(db, f"select * from {self.table} where 1 = 0").description
-                if "due_ns" not in {column[0] for column in columns}:
-                    added = "add column due_ns bigint not null default 0"
-                    execute(db, f"alter table {self.table} {added}")
                 # At most one batch has a number, so this index is small.
                 execute(
                     db,
@@ -207,7 +203,7 @@ class Outbox:
         transaction: this begins and commits its own ones. If it raises an error, nothing is lost:
         call it again. `url`, `timeout`, `key_file`, `transport`: see `Producer`.
         """
-        with _Broker(url, timeout, key_file, transport) as broker:
+        with _DrainClients(url, timeout, key_file, transport) as broker:
             return self._drain(db, broker, count, batches)
 
     def run(
@@ -228,7 +224,7 @@ class Outbox:
         published, at the latest. The connections to the broker stay open in between. An error ends
         it. The other arguments are those of `drain`.
         """
-        with _Broker(url, timeout, key_file, transport) as broker:
+        with _DrainClients(url, timeout, key_file, transport) as broker:
             while True:
                 self._drain(db, broker, count, None)
                 if stopped(pause_s):
@@ -247,7 +243,7 @@ class Outbox:
     # The three steps
 
     def _drain(
-        self, db: DatabaseConnection, broker: _Broker, count: int, batches: int | None
+        self, db: DatabaseConnection, broker: _DrainClients, count: int, batches: int | None
     ) -> int:
         if not 1 <= count <= COUNT_MAX:
             raise UsageError(E_BAD_ARGUMENT, f"count must be 1 to {COUNT_MAX}, not {count}")
@@ -275,7 +271,7 @@ class Outbox:
             return None if number is None else (self._state(db)[0], int(number))
 
     def _new_batch(
-        self, db: DatabaseConnection, broker: _Broker, count: int
+        self, db: DatabaseConnection, broker: _DrainClients, count: int
     ) -> tuple[str, int] | None:
         """Make the oldest rows that are due a batch. Return None if there are none."""
         with transaction(db):
@@ -333,7 +329,7 @@ class Outbox:
             rows.append(_Row(int(id), None if key is None else bytes_of(key)))
         return rows
 
-    def _publish(self, db: DatabaseConnection, broker: _Broker, app: str, number: int) -> int:
+    def _publish(self, db: DatabaseConnection, broker: _DrainClients, app: str, number: int) -> int:
         """Send the batch, and delete its rows. Return the number of its messages."""
         columns = "log, message_key, tag, headers, body, id"
         query = f"select {columns} from {self.table} where batch = ? order by id"
@@ -352,8 +348,8 @@ class Outbox:
         return int(done.rowcount)  # 0 if another process has deleted them
 
 
-class _Broker:
-    """The broker of one `drain`, with its connections."""
+class _DrainClients:
+    """The clients of one `drain`."""
 
     def __init__(
         self, url: Url, timeout: float | None, key_file: KeyFile, transport: str | None

@@ -214,7 +214,7 @@ class Channel(virtual.Channel):
         **kwargs: Any,
     ) -> None:
         if durable and not exclusive and not auto_delete:
-            self.link.make_queue(queue_topic(self.prefix, queue, 0))
+            self.link.topics.make(queue_topic(self.prefix, queue, 0))
             self.link.bindings.declare(queue)
         else:
             self.connection.transient.add(queue)
@@ -294,7 +294,7 @@ class Channel(virtual.Channel):
         for key in [key for key in self._getters if key[0] == queue]:
             self._getters.pop(key).close()
         for topic in self._topics(queue).values():
-            self.link.known.discard(topic)
+            self.link.topics.forget(topic)
             self.link.admin.delete_topic(topic, force=True)
         self.link.bindings.delete(queue)
 
@@ -384,13 +384,7 @@ class Channel(virtual.Channel):
         topic = queue_topic(self.prefix, queue, level)
         body, delay = dumps(message).encode(), seconds_until(message) or None
         with self.link.publishing():
-            self.link.make_queue(topic)
-            try:
-                self.link.producer.publish(topic, body, delay=delay)
-            except NotFound:  # it was deleted meanwhile, and begins anew as at its first use
-                self.link.known.discard(topic)
-                self.link.make_queue(topic)
-                self.link.producer.publish(topic, body, delay=delay)
+            self.link.topics.publish(topic, body, delay)
 
     def _put_fanout(
         self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any
@@ -470,7 +464,7 @@ class Channel(virtual.Channel):
         self._sources[queue][level] = self._source(topic, self._ready())
 
     def _source(self, topic: str, ready: int) -> ConsumerThread:
-        self.link.make_queue(topic, works=True)
+        self.link.topics.make(topic, works=True)
         source: ConsumerThread = self.connection.open_source(topic, CHANNEL, ready, **SETTINGS)
         return source
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 from kombu.exceptions import OperationalError
@@ -23,7 +23,7 @@ from ....transport.system import after_fork
 from ....transport.wire.addresses import Url, parse_all
 from ....transport.wire.credentials import KeyFile
 from ..naming import legal
-from ..queues import make_queue
+from ..queues import QueueTopics
 from ..source import OpenWork
 from .bindings import TOPIC, Bindings
 
@@ -46,15 +46,15 @@ class BrokerPlace:
 
 @dataclass(slots=True)
 class SharedClients:
-    """The shared clients. `known`: the topics of queues that exist for certain."""
+    """The shared clients."""
 
     place: BrokerPlace
     producer: Producer
     admin: Admin
     reader: Reader
     bindings: Bindings
+    topics: QueueTopics
     work: OpenWork
-    known: set[str] = field(default_factory=set)
     users: int = 0
     is_late: bool = False  # the last publish was not confirmed in time, and its caller knows it
 
@@ -83,12 +83,6 @@ class SharedClients:
         return Consumer(
             topic, channel, ready=ready, message_timeout=lease_s, **self.place.client, **settings
         )
-
-    def make_queue(self, topic: str, *, works: bool = False) -> None:
-        """Create the topic and the channel of a queue. See `queues.make_queue`."""
-        if works or topic not in self.known:
-            make_queue(self.admin, topic, works=works)
-            self.known.add(topic)
 
     def close(self) -> None:
         # Without this, the caller of the late publish would wait for it once more.
@@ -158,8 +152,9 @@ def _make(place: BrokerPlace) -> SharedClients:
     topic = legal(f"{place.prefix}{TOPIC}", 64)
     reader = Reader(topic, **place.client)
     bindings = Bindings(producer, admin, reader, topic)
+    topics = QueueTopics(admin, producer)
     work = _works.setdefault(repr(place), OpenWork())
-    return SharedClients(place, producer, admin, reader, bindings, work)
+    return SharedClients(place, producer, admin, reader, bindings, topics, work)
 
 
 def close_link(link: SharedClients) -> None:

@@ -115,6 +115,7 @@ def measured(names: list[str], work: Work, seconds: float, about: dict[str, str]
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Directory in which data directories are made.",
 )
+@click.option("--details", is_flag=True, help="Print all measures of each group behind the table.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 @click.option(
     "--markdown",
@@ -131,6 +132,7 @@ def every(
     only: tuple[str, ...],
     minutes: float,
     folder: Path | None,
+    details: bool,
     as_json: bool,
     markdown_file: Path | None,
     docs: Path | None,
@@ -159,7 +161,7 @@ def every(
     if as_json:
         click.echo(outcome.as_json())
     else:
-        _show(outcome)
+        _show(outcome, details=details)
     finish(outcome.failed)
 
 
@@ -177,7 +179,7 @@ def _how(rounds: int) -> dict[str, str]:
     return {"durability": "always: answered after fdatasync", "rounds": text}
 
 
-def _show(outcome: Outcome) -> None:
+def _show(outcome: Outcome, *, details: bool) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=170)
     for name, value in outcome.about.items():
         console.print(Text(f"{name}: {value}", style="dim"))
@@ -192,3 +194,5 @@ def _show(outcome: Outcome) -> None:
     console.print(table)
     for note in (tally(outcome.lines), *outcome.notes):
         console.print(Text(note))
+    for report in outcome.reports.values() if details else ():
+        report.show(console)

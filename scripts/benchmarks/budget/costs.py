@@ -84,7 +84,7 @@ def spark(work: Work) -> Found:
 
     rows = work.count(1_000_000, 10_000)
     with group(work, "Spark, rows of 200 B") as (broker, result):
-        sparks.spark(broker, result.report, rows, (SIZE,), work.rounds, micro=False)
+        sparks.spark(broker, result.report, rows, SIZE, work.rounds)
     lines, report, suffix = result.lines, result.report, f", {SIZE} B"
     lines.of(report, "source: read", f"read: ZSQ{suffix}")
     lines.ratio(
@@ -125,11 +125,9 @@ def console(work: Work) -> Found:
         broker,
         result,
     ):
-        measure_console(
-            broker, result.report, port, topics, channels, work.seconds(5.0), 1, busy=False
-        )
+        measure_console(broker, result.report, port, topics, channels, work.seconds(5.0))
     lines, report = result.lines, result.report
     lines.of(report, "first page, all it asks for", "first page")
-    lines.of(report, "a page of topics, nothing happening", "idle, a page of topics")
-    lines.of(report, "the whole broker, no page", "idle, no page: all processes")
+    lines.of(report, "a page of topics, nothing happening", "a page of topics")
+    lines.of(report, "the whole broker, no page", "no page: all processes")
     return result

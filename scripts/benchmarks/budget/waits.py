@@ -11,9 +11,7 @@ from typing import Final
 from local_setup.broker import STOP_WAIT_S, BrokerFailed, LocalBroker, serve_again
 from zsq.transport.client.blocking.client import Admin
 
-from ..harness.crew import Crew
-from ..harness.loads import Shape, consume
-from ..harness.loads import publish as publish_all
+from ..harness.loads import Shape
 from ..harness.slow_sync import slow_broker
 from ..measures import single, throughput
 from ..peers.raw_single import RAW_TO_CONSUMER
@@ -60,11 +58,9 @@ def syncs(work: Work) -> Found:
         for number in range(work.rounds):
             for added_ms in DELAYS_MS if number % 2 == 0 else reversed(DELAYS_MS):
                 delay.set(added_ms / 1e3)
-                result.report.add(
-                    _with(added_ms),
-                    throughput.RATE,
-                    through(broker, f"bench-{number}-{added_ms:g}", shape),
-                )
+                with throughput.temporary_topic(broker, f"bench-{number}-{added_ms:g}") as topic:
+                    rate = throughput.rate_through(broker, topic, shape)
+                result.report.add(_with(added_ms), throughput.RATE, rate)
             delay.set(0.0)
     measures = result.report.measures
     for added_ms in DELAYS_MS:
@@ -77,22 +73,6 @@ def syncs(work: Work) -> Found:
 
 def _with(added_ms: float) -> str:
     return f"{added_ms:g} ms added to each sync"
-
-
-def through(broker: LocalBroker, topic: str, shape: Shape) -> float:
-    """Measure a producer and a consumer at the same time on a temporary topic. Return the rate."""
-    with Admin(broker.url) as admin:
-        admin.create_channel(topic, "bench")
-        try:
-            with Crew() as crew:
-                # The producer warms up with one message.
-                crew.add(consume, broker.url, topic, "bench", shape, shape.messages + 1)
-                crew.add(publish_all, broker.url, topic, shape)
-                begin = crew.go()
-                return shape.messages / (max(crew.ends()) - begin)
-        finally:
-            broker.check()
-            admin.delete_topic(topic, force=True)
 
 
 def startup(work: Work) -> Found:

@@ -8,9 +8,9 @@ from typing import Final
 from local_setup.broker import LocalBroker
 from zsq.transport.client.blocking.client import Admin, Producer
 
-from ..harness.crew import Crew
-from ..harness.loads import WAIT_S, Shape, consume, publish
+from ..harness.loads import WAIT_S, Shape
 from ..measures.backlog import private_memory
+from ..measures.throughput import rate_through
 from .plot import Axis, Plot
 from .sweeps import AT_ONCE, RATE_LINEAR, SIZE, Load
 
@@ -52,7 +52,7 @@ def backlog(load: Load) -> list[Plot]:
             admin.create_channel(TOPIC, SLOW)
             admin.create_channel(TOPIC, LIVE)
             # The memory that a process keeps after its first load is not due to the backlog.
-            _through(broker, shape)
+            rate_through(broker, TOPIC, shape, [LIVE])
             for count in steps(load.waiting):
                 admin.empty(TOPIC, SLOW)
                 _fill(broker, count)
@@ -61,16 +61,8 @@ def backlog(load: Load) -> list[Plot]:
                 for name, kind in KINDS.items():
                     if name in sizes:
                         memory.add(kind, count, sizes[name] / 1e6)
-                rates.add(AT_ONCE, count, _through(broker, shape))
+                rates.add(AT_ONCE, count, rate_through(broker, TOPIC, shape, [LIVE]))
     return [rates, memory]
-
-
-def _through(broker: LocalBroker, shape: Shape) -> float:
-    with Crew() as crew:
-        crew.add(consume, broker.url, TOPIC, LIVE, shape, shape.messages + 1)
-        crew.add(publish, broker.url, TOPIC, shape)
-        begin = crew.go()
-        return shape.messages / (max(crew.ends()) - begin)
 
 
 def _fill(broker: LocalBroker, count: int, delay: float | None = None) -> float:
@@ -93,7 +85,7 @@ def delayed(load: Load) -> list[Plot]:
     for _ in range(load.rounds):
         with load.broker() as broker, Admin(broker.url) as admin:
             admin.create_channel(TOPIC, LIVE)
-            _through(broker, shape)
+            rate_through(broker, TOPIC, shape, [LIVE])
             there = 0
             for count in steps(load.delayed):
                 if count:
@@ -103,7 +95,7 @@ def delayed(load: Load) -> list[Plot]:
                         (count - there) / _fill(broker, count - there, DELAY_S),
                     )
                 there = count
-                plot.add(AT_ONCE, count, _through(broker, shape))
+                plot.add(AT_ONCE, count, rate_through(broker, TOPIC, shape, [LIVE]))
             found = admin.delayed_count(TOPIC)
             if found["messages"] != there:
                 raise ValueError(

@@ -11,11 +11,11 @@ from typing import Final
 from local_setup.broker import LocalBroker, temporary_broker
 from zsq.transport.client.blocking.client import Admin
 
-from ..budget.waits import through
 from ..harness.crew import Crew
 from ..harness.loads import Shape
 from ..harness.slow_sync import slow_broker
 from ..measures import single
+from ..measures.throughput import rate_through, temporary_topic
 from ..peers import limits
 from .crowd import READY_ALL, consume_all, publish_to, shares
 from .plot import Axis, Plot
@@ -75,7 +75,7 @@ def sizes(load: Load) -> list[Plot]:
             size = int(x)
             block = min(1000, max(1, 200_000 // size))
             shape = Shape(load.count(min(600_000, 200_000_000 // size), block), size, block)
-            rate = through(broker, f"size-{number}-{size}", shape)
+            rate = _through(broker, f"size-{number}-{size}", shape)
             plot.add(AT_ONCE, x, rate * size / 1e6)
             plot.add(DISK, x, limits.disk_rate(shape, broker.folder) * size / 1e6)
     return [plot]
@@ -93,7 +93,7 @@ def blocks(load: Load) -> list[Plot]:
         for number, x in load.turns((1, 10, 100, 1_000, 10_000)):
             block = int(x)
             shape = Shape(load.count(min(1_000_000, 15_000 * block), block), SIZE, block)
-            plot.add(AT_ONCE, x, through(broker, f"block-{number}-{block}", shape))
+            plot.add(AT_ONCE, x, _through(broker, f"block-{number}-{block}", shape))
             plot.add(DISK, x, limits.disk_rate(shape, broker.folder))
     return [plot]
 
@@ -200,12 +200,13 @@ def producers(load: Load) -> list[Plot]:
 
 def _singly(broker: LocalBroker, topic: str, count: int, load: Load) -> float:
     seconds = max(0.3, 2.0 * load.scale)
-    with Admin(broker.url) as admin:
-        admin.create_topic(topic)
-        try:
-            return single.singles_rate(broker, topic, SIZE, seconds, count)
-        finally:
-            admin.delete_topic(topic, force=True)
+    with temporary_topic(broker, topic):
+        return single.singles_rate(broker, topic, SIZE, seconds, count)
+
+
+def _through(broker: LocalBroker, name: str, shape: Shape) -> float:
+    with temporary_topic(broker, name) as topic:
+        return rate_through(broker, topic, shape)
 
 
 def syncs(load: Load) -> list[Plot]:
@@ -216,7 +217,7 @@ def syncs(load: Load) -> list[Plot]:
         for number, x in load.turns((0.0, 0.1, 1.0, 5.0)):
             delay.set(x / 1e3)
             plot.add(
-                f"{AT_ONCE}, blocks of 1,000", x, through(broker, f"sync-{number}-{x:g}", shape)
+                f"{AT_ONCE}, blocks of 1,000", x, _through(broker, f"sync-{number}-{x:g}", shape)
             )
             plot.add(SINGLES, x, _singly(broker, f"singles-{number}-{x:g}", 64, load))
         delay.set(0.0)

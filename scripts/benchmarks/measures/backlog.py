@@ -5,20 +5,19 @@ The restart follows a kill of all processes.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Final
 
 from local_setup.broker import LocalBroker, serve_again
+from local_setup.processes import kill_group
 from zsq.transport.client.blocking.client import Admin, Producer
 
 from ..harness.crew import Crew
-from ..harness.loads import WAIT_S, Shape, consume, drain, publish
+from ..harness.loads import WAIT_S, Shape, drain, publish
 from ..harness.report import Report
+from .throughput import RATE, rate_through
 
-RATE: Final = "messages/s"
 EMPTY: Final = "empty"
 FULL: Final = "full"
 SLOW: Final = "slow"
@@ -47,22 +46,12 @@ def backlog(broker: LocalBroker, report: Report, waiting: int, shape: Shape, rou
     for number in range(rounds):
         for topic in (EMPTY, FULL) if number % 2 else (FULL, EMPTY):
             _rates(broker, report, shape, topic)
-    for kind in ("publish and consume", "publish", "consume the oldest"):
-        ratio = (
-            report.measures[f"{kind}, {FULL}"].median / report.measures[f"{kind}, {EMPTY}"].median
-        )
-        report.add(f"{kind}: full by empty", "ratio", ratio)
     _restart(broker, report)
 
 
 def _rates(broker: LocalBroker, report: Report, shape: Shape, topic: str) -> None:
-    with Crew() as crew:
-        crew.add(consume, broker.url, topic, LIVE, shape, shape.messages + 1)
-        crew.add(publish, broker.url, topic, shape)
-        begin = crew.go()
-        report.add(
-            f"publish and consume, {topic}", RATE, shape.messages / (max(crew.ends()) - begin)
-        )
+    rate = rate_through(broker, topic, shape, [LIVE])
+    report.add(f"publish and consume, {topic}", RATE, rate)
     with Crew() as crew:
         crew.add(publish, broker.url, topic, shape)
         begin = crew.go()
@@ -111,11 +100,7 @@ def _restart(broker: LocalBroker, report: Report) -> None:
 
     The log then has a nearly full chunk and the whole backlog.
     """
-    with Admin(broker.url) as admin:
-        pids = [row["pid"] for row in admin.stats()["processes"]]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    broker.process.wait(30)
+    kill_group(broker.process)
     begin = time.monotonic()
     with serve_again(broker) as again, Admin(again.url) as admin:
         report.add("until the broker was ready", "s", time.monotonic() - begin)

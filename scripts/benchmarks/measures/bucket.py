@@ -12,12 +12,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import functions as f
 
 from local_setup.broker import LocalBroker, temporary_broker
+from local_setup.processes import cpu_s
 from local_setup.spark import spark_session
 from zsq.apps.spark.data_source import ZsqDataSource
 from zsq.apps.spark.source import BatchReader
@@ -202,16 +202,7 @@ def _pids(broker: LocalBroker) -> list[int]:
 @contextlib.contextmanager
 def _used(pids: Sequence[int]) -> Iterator[Callable[[], float]]:
     """Yield a function that returns the share of a core that these processes used."""
-    before, begin = _cpu_s(pids), time.perf_counter()
+    before, begin = cpu_s(pids), time.perf_counter()
     after: list[float] = []
     yield lambda: (after[0] - before) / after[1]
-    after += [_cpu_s(pids), time.perf_counter() - begin]
-
-
-def _cpu_s(pids: Sequence[int]) -> float:
-    ticks = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    after += [cpu_s(pids), time.perf_counter() - begin]

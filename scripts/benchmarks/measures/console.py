@@ -16,10 +16,9 @@ from typing import Final
 
 from local_setup.broker import LocalBroker
 from zsq.actors.runtime.process import private_bytes
-from zsq.transport.client.blocking.client import Admin, Producer
+from zsq.transport.client.blocking.client import Admin
 
 from ..harness.report import Report
-from .console_browser import browser_here, first_rows_ms
 
 FIRST_PAGE: Final = (
     "/",
@@ -27,15 +26,13 @@ FIRST_PAGE: Final = (
     "/api/overview",
     "/api/histories?span=5m&points=60&series=in,backlog",
 )
-PLACES: Final = ("#/", "#/channels", "#/topics/topic0")
-BROWSED: Final = 5  # the number of times that each page is loaded in a round
 ALL_CHANNELS: Final = "/api/overview?channels=1"
 STREAM_TOPICS: Final = "/api/live"
 STREAM_CHANNELS: Final = "/api/live?channels=1"
 ASKED: Final = ("supervisor", "http_gateway")  # only these processes answer the console
 SETTLE_S: Final = 12.0  # seconds until new processes send their heartbeats at long intervals
 LINGER_S: Final = 32.0
-BUSY: Final = 10  # the number of topics that get messages
+CORE: Final = "% of a core"
 MIB: Final = 1 << 20
 
 
@@ -46,11 +43,8 @@ def console(
     topics: int,
     channels: int,
     seconds: float,
-    rounds: int,
-    *,
-    busy: bool = True,
 ) -> None:
-    """Measure with no publisher and, if `busy`, with publishers to some of the topics."""
+    """Measure the console of a broker to which nothing is published."""
     with Admin(broker.url, timeout=120) as admin:
         begin = time.perf_counter()
         for topic in range(topics):
@@ -64,54 +58,22 @@ def console(
             if "pid" in row
         }
     _wait(SETTLE_S)
-    executable = browser_here()
-    for _ in range(rounds):
-        _pages(report, port)
-        for place, times in (
-            first_rows_ms(executable, f"http://127.0.0.1:{port}", PLACES, BROWSED).items()
-            if executable
-            else ()
-        ):
-            report.add(f"{place} in Chromium, to its first row", "ms", *times)
-        for load in ("idle", f"{BUSY} topics busy")[: 1 + busy]:
-            with _publishing(broker, BUSY if load != "idle" else 0):
-                _wait(LINGER_S)  # the gateway still works for the previous page for 30 s
-                alone = _costs(processes, seconds)
-                for stream, name in ((STREAM_TOPICS, "topics"), (STREAM_CHANNELS, "channels too")):
-                    with _open(port, stream) as heard:
-                        _wait(1)
-                        opened = _costs(processes, seconds)
-                    for kind in ASKED:
-                        report.add(
-                            f"{load}, a page of {name}: {kind}",
-                            "% of a core",
-                            opened[kind] - alone[kind],
-                        )
-                    report.add(
-                        f"{load}, a page of {name}",
-                        "% of a core",
-                        sum(opened[kind] - alone[kind] for kind in ASKED),
-                    )
-                    report.add(
-                        f"{load}, a page of {name}: events",
-                        "KiB/s",
-                        heard[0] / 1024 / (seconds + 1),
-                    )
-                report.add(
-                    f"{load}, no page: supervisor and gateway",
-                    "% of a core",
-                    sum(alone[kind] for kind in ASKED),
-                )
-                report.add(f"{load}, no page: all processes", "% of a core", alone["all"])
-        report.add(
-            "memory of the HTTP gateway",
-            "MiB",
-            *(
-                private_bytes(pid) / MIB
-                for pid, kind in processes.items()
-                if kind == "http_gateway"
-            ),
-        )
+    _pages(report, port)
+    _wait(LINGER_S)  # the gateway still works for the previous page for 30 s
+    alone = _costs(processes, seconds)
+    for stream, name in ((STREAM_TOPICS, "topics"), (STREAM_CHANNELS, "channels too")):
+        with _open(port, stream) as heard:
+            _wait(1)
+            opened = _costs(processes, seconds)
+        added = {kind: opened[kind] - alone[kind] for kind in ASKED}
+        for kind, share in added.items():
+            report.add(f"a page of {name}: {kind}", CORE, share)
+        report.add(f"a page of {name}", CORE, sum(added.values()))
+        report.add(f"a page of {name}: events", "KiB/s", heard[0] / 1024 / (seconds + 1))
+    report.add("no page: supervisor and gateway", CORE, sum(alone[kind] for kind in ASKED))
+    report.add("no page: all processes", CORE, alone["all"])
+    memory = [private_bytes(pid) / MIB for pid in processes if processes[pid] == "http_gateway"]
+    report.add("memory of the HTTP gateway", "MiB", *memory)
 
 
 def _pages(report: Report, port: int) -> None:
@@ -161,29 +123,6 @@ def _open(port: int, path: str) -> Iterator[list[int]]:
             connection.sock.shutdown(2)
         thread.join(10)
         connection.close()
-
-
-@contextmanager
-def _publishing(broker: LocalBroker, topics: int) -> Iterator[None]:
-    """Publish a block of 100 messages to each topic ten times a second. No channel has a reader."""
-    over = threading.Event()
-
-    def publish() -> None:
-        bodies = [b"x" * 100] * 100
-        with Producer(broker.url) as producer:
-            while not over.wait(0.1):
-                for topic in range(topics):
-                    producer.publish_many(f"topic{topic}", bodies, wait=False)
-
-    thread = threading.Thread(target=publish, daemon=True)
-    if topics:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        if topics:
-            thread.join(30)
 
 
 def _costs(processes: dict[int, str], seconds: float) -> dict[str, float]:

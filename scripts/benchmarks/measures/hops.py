@@ -18,6 +18,7 @@ from zsq.transport.client.blocking.client import Admin
 from ..harness.crew import Crew
 from ..harness.loads import Shape, Start, consume, publish
 from ..harness.report import Report
+from .throughput import temporary_topic
 
 CHANNEL: Final = "bench0"
 KINDS: Final = ("producer", "topic", "channel", "consumer")
@@ -42,13 +43,8 @@ def hops(
     for number in range(rounds):
         for block in blocks:
             shape = Shape(min(messages, BLOCKS_MAX * block), size, block)
-            topic = f"hops-{number}-{block}"
-            try:
+            with temporary_topic(broker, f"hops-{number}-{block}") as topic:
                 _one(broker, report, topic, shape)
-            finally:
-                broker.check()
-                with Admin(broker.url) as admin:
-                    admin.delete_topic(topic, force=True)
 
 
 def _one(broker: LocalBroker, report: Report, topic: str, shape: Shape) -> None:

@@ -8,7 +8,6 @@ must come exactly once.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from local_setup.broker import LocalBroker
+from local_setup.processes import cpu_s
 from zsq.transport.client.blocking.client import Admin
 
 from ..harness.crew import Crew
@@ -35,11 +35,9 @@ FIN: Final = f"consume, RDY {READY}, a FIN each"
 LOOP: Final = "uvloop alone"
 DISK: Final = "writev + fdatasync"
 LATENCY: Final = "1 connection, PUB"
-BUDGETS: Final = {MPUB: 500_000, FIN: 250_000, "singles": 15_000}
 # The report shows these kinds of processes of the broker.
 SHOWN: Final = ("nsq_gateway", "topic", "channel")
 SETTLED_S: Final = 10.0  # the time in which the statistics must show that nothing is left
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class Server:
     pids: dict[str, list[int]]
 
     def cpu_s(self) -> dict[str, float]:
-        return {kind: sum(map(_cpu_s, pids)) for kind, pids in self.pids.items()}
+        return {kind: cpu_s(pids) for kind, pids in self.pids.items()}
 
 
 def nsq(broker: LocalBroker, report: Report, port: int, load: Load, rounds: int) -> None:
@@ -109,14 +107,6 @@ def nsq(broker: LocalBroker, report: Report, port: int, load: Load, rounds: int)
         for name, one in report.measures.items()
         if name.startswith(kind)
     }
-    for name, budget in BUDGETS.items():
-        kind = load.singles if name == "singles" else name
-        report.notes.append(
-            f"{kind}: {report.measures[f'{kind}: zsq'].median:,.0f} of the {budget:,} a second "
-            "that are wanted"
-        )
-    if program is None:
-        report.notes.append("nsqd is not on PATH: nothing is compared with it")
 
 
 @contextlib.contextmanager
@@ -300,9 +290,3 @@ def _waits(report: Report, name: str, done: Done, *, limit: bool) -> None:
             limit=limit,
             against=f"{LATENCY}, {which}: ",
         )
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the user and system time of all threads of a process in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS

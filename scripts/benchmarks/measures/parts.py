@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from local_setup.broker import BrokerFailed, LocalBroker, temporary_broker
+from local_setup.processes import cpu_s
 from local_setup.s3_servers import free_ports
 from zsq.transport.client.blocking.client import Admin, Consumer, Producer
 
@@ -85,12 +86,6 @@ def _turn(
 
 def _used_s(broker: LocalBroker) -> float:
     """Return the processor time so far of the broker's processes and of this one, in seconds."""
-    ticks = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == broker.process.pid:  # the session of the broker
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK") + time.process_time()
+    with Admin(broker.url) as admin:
+        pids = [row["pid"] for row in admin.stats()["processes"]]
+    return cpu_s(pids) + time.process_time()

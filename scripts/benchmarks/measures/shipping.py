@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -20,13 +19,14 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from local_setup.broker import LocalBroker, serve_again, temporary_broker
+from local_setup.processes import cpu_s, kill_group, read_file
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.object_store import open_bucket
 from zsq.transport.client.blocking.client import Admin, Producer
 
 from ..harness.loads import Shape
 from ..harness.report import Report, percentile
-from .throughput import _through, through
+from .throughput import rate_through, through
 
 MIB: Final = 1 << 20
 BLOCKS: Final = Shape(2_000_000, 200, 1_000)
@@ -90,7 +90,7 @@ def _throughput(report: Report, url: str, server_pid: int, rounds: int) -> None:
                     _measured(report, broker, topic, server_pid, name, "e2e")
                     _wait_shipped(broker)
                 else:
-                    rate = _through(broker, topic, BLOCKS, channels=1)
+                    rate = rate_through(broker, topic, BLOCKS)
                     report.add(name, "messages/s", rate, limit=True, against="e2e")
         row = _wait_shipped(shipped)["bucket"]
         published = rounds * BLOCKS.bytes
@@ -131,7 +131,7 @@ class _Used:
 
     def _look(self) -> None:
         while not self._is_over.wait(LOOK_S):
-            self._seen.append((time.monotonic(), _cpu_s([self._pid])))
+            self._seen.append((time.monotonic(), cpu_s([self._pid])))
 
     def share(self, start: float, end: float) -> float:
         """Return the share of a core that the server used between two monotonic times."""
@@ -144,7 +144,7 @@ def _measured(
 ) -> None:
     """Add the rate of a broker with a bucket, and what it would be if the server took no time."""
     with _Used(server_pid) as used:
-        start, end = through(broker, topic, BLOCKS, channels=1)
+        start, end = through(broker, topic, BLOCKS)
     rate, share = BLOCKS.messages / (end - start), used.share(start, end)
     report.add(name, "messages/s", rate, against=against)
     report.add(f"{name}, server meanwhile, share of a core", "%", 100 * share)
@@ -173,7 +173,7 @@ def _synced(report: Report, url: str, server_pid: int, rounds: int) -> None:
                 took = _timed(partial(_publish, producer, body))
                 report.add("one publish, --sync bucket", "ms", 1e3 * took, against="one")
         for number in range(rounds):
-            plain = _through(without, f"sync-{number}", BLOCKS, channels=1)
+            plain = rate_through(without, f"sync-{number}", BLOCKS)
             report.add("blocks: no bucket", "messages/s", plain, limit=True, against="blocks")
             name = "blocks: --sync bucket"
             _measured(report, synced, f"sync-{number}", server_pid, name, "blocks")
@@ -271,7 +271,7 @@ def _restore(report: Report, url: str, mib: int) -> None:
                 producer.publish_many("history", bodies, wait=False)
             producer.flush(120)
         _wait_shipped(broker)
-        _kill(broker)
+        kill_group(broker.process)
         shutil.rmtree(broker.data_dir)
         begin = time.monotonic()
         command = [sys.executable, "-P", "-m", "zsq", "restore", url]
@@ -285,23 +285,6 @@ def _restore(report: Report, url: str, mib: int) -> None:
         report.add(f"{name}: until the first publish is durable", "s", time.monotonic() - begin)
 
 
-def _kill(broker: LocalBroker) -> None:
-    """Kill the broker. Its processes end with it."""
-    pids = [row["pid"] for row in _stats(broker)["processes"]]
-    broker.process.send_signal(signal.SIGKILL)
-    broker.process.wait(20)
-    deadline = time.monotonic() + 20
-    while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def _private_mib(broker: LocalBroker) -> float:
     """Return the private memory of the topics and the archive actor together."""
     found = 0
@@ -312,10 +295,9 @@ def _private_mib(broker: LocalBroker) -> float:
 
 
 def _private_kib(pid: int) -> Iterator[int]:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith(("Private_Clean", "Private_Dirty")):
-                yield int(line.split()[1])
+    for line in read_file(pid, "smaps_rollup").splitlines():
+        if line.startswith(("Private_Clean", "Private_Dirty")):
+            yield int(line.split()[1])
 
 
 def _pid_of(folder: Path) -> int:
@@ -325,12 +307,3 @@ def _pid_of(folder: Path) -> int:
             if f"-dir={folder}".encode() in path.read_bytes().split(b"\0"):
                 return int(path.parent.name)
     raise LookupError(f"no process works in {folder}")
-
-
-def _cpu_s(pids: list[int]) -> float:
-    ticks = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")

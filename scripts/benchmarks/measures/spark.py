@@ -1,4 +1,4 @@
-"""Spark: rates of writes and reads beside the fastest Python data sources; cost of micro-batches.
+"""Spark: rates of writes and reads beside the fastest Python data sources.
 
 As many tasks run at a time as there are cores. The JVM makes the rows of a write (a number padded
 to the size), in the same way for all writes. Each way is warmed up once and then measured in
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,50 +17,41 @@ from pyspark.sql import functions as f
 
 from local_setup.broker import LocalBroker
 from local_setup.spark import spark_session
-from zsq.transport.client.blocking.client import Admin, Producer
+from zsq.transport.client.blocking.client import Admin
 
-from ..harness.report import Report, percentile
+from ..harness.report import Report
 from ..peers.spark_peers import Prebuilt, ThrowAway
 
 SINK: Final = "write: Arrow sink that throws away"
 SOURCE: Final = "read: prebuilt Arrow"
-FLOOR: Final = "micro-batch: rate source to noop"
 PARTITIONS: Final = 8
 BATCH_ROWS: Final = 10_000  # rows of a prebuilt Arrow batch, the most that Spark itself sends
 TUPLES_SHARE: Final = 4  # tuples are slow, so a quarter of the rows is enough
-MICRO_BATCHES: Final = 15
-WARM_BATCHES: Final = 5
-MICRO_ROWS: Final = 100
 
 
 def spark(
     broker: LocalBroker,
     report: Report,
     rows: int,
-    sizes: tuple[int, ...],
+    size: int,
     rounds: int,
-    *,
-    micro: bool = True,
 ) -> None:
-    """Measure rates at each size, then the latency of micro-batches if `micro`."""
+    """Measure the rates of rows with values of `size` bytes."""
     cores = len(os.sched_getaffinity(0))
     with spark_session(broker.folder, f"local[{cores}]") as session, Admin(broker.url) as admin:
         for peer in (ThrowAway, Prebuilt):
             session.dataSource.register(peer)
-        for size in sizes:
-            for number in range(rounds + 1):
-                _round(
-                    session,
-                    admin,
-                    broker.url,
-                    report,
-                    rows if number else rows // 4,
-                    size,
-                    f"bench-{size}-{number}",
-                    keep=number > 0,
-                )
-        if micro:
-            _latency(session, admin, broker, report)
+        for number in range(rounds + 1):
+            _round(
+                session,
+                admin,
+                broker.url,
+                report,
+                rows if number else rows // 4,
+                size,
+                f"bench-{number}",
+                keep=number > 0,
+            )
 
 
 def _round(
@@ -129,56 +119,3 @@ def noop(data: DataFrame) -> None:
 def _drain(rows: Iterator[Any]) -> None:
     for _ in rows:
         pass
-
-
-def _latency(session: SparkSession, admin: Admin, broker: LocalBroker, report: Report) -> None:
-    """Measure the trigger execution times of small micro-batches, as Spark reports them."""
-    url, topic = broker.url, "bench-latency"
-    admin.create_topic(topic)
-    rate = (
-        session.readStream.format("rate-micro-batch")
-        .option("rowsPerBatch", MICRO_ROWS)
-        .option("numPartitions", 1)
-        .load()
-    )
-    _micro_batches(broker.folder, report, FLOOR, rate.writeStream.format("noop"))
-    source = session.readStream.format("zsq").options(
-        url=url, topic=topic, startingOffsets="earliest", maxOffsetsPerTrigger=MICRO_ROWS
-    )
-    bodies = [b"%d" % number for number in range(MICRO_ROWS)]
-    with Producer(url) as producer:
-        for _ in range(4 * (MICRO_BATCHES + WARM_BATCHES)):
-            producer.publish_many(topic, bodies)
-    _micro_batches(
-        broker.folder, report, "micro-batch: ZSQ to noop", source.load().writeStream.format("noop")
-    )
-    both = (
-        source.load()
-        .select("value")
-        .writeStream.format("zsq")
-        .options(url=url, topic="bench-latency-out")
-    )
-    _micro_batches(broker.folder, report, "micro-batch: ZSQ to ZSQ", both)
-
-
-def _micro_batches(folder: Path, report: Report, name: str, writer: Any) -> None:
-    checkpoint = folder / name.replace(":", "").replace(" ", "-")
-    query = writer.option("checkpointLocation", str(checkpoint)).start()
-    try:
-        deadline = time.monotonic() + 120
-        while len(query.recentProgress) < MICRO_BATCHES + WARM_BATCHES:
-            if query.exception() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"{name}: {query.exception() or 'no progress within 120 s'}")
-            query.awaitTermination(0.1)
-        found = [
-            float(progress["durationMs"]["triggerExecution"]) for progress in query.recentProgress
-        ]
-    finally:
-        query.stop()
-    report.add(
-        name,
-        "ms",
-        percentile(found[WARM_BATCHES : WARM_BATCHES + MICRO_BATCHES], 0.5),
-        limit=name == FLOOR,
-        against="" if name == FLOOR else FLOOR,
-    )

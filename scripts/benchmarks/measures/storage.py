@@ -1,6 +1,7 @@
 """Storage benchmark: the rates of the log alone and of one producer, beside writev + fdatasync.
 
-It also measures how many bytes storage writes to the disk for each byte of a block.
+It also measures how many bytes storage writes to the disk for each byte of a block: `write_bytes`
+in /proc/PID/io of the topic's process, which includes its state store.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from ..harness.crew import Crew
 from ..harness.loads import Shape, Start, make_bodies, publish
 from ..harness.report import Report
 from ..peers import limits
+from .throughput import DISK, RATE, temporary_topic
 
-RATE: Final = "messages/s"
-LIMIT: Final = "writev + fdatasync"
+WRITTEN: Final = "bytes written for each byte of blocks"
 SETTLE_S: Final = 20.0
 
 
@@ -32,18 +33,14 @@ def storage(broker: LocalBroker, report: Report, shape: Shape, rounds: int) -> N
 
     The producer's round also gives the bytes that storage wrote.
     """
-    report.notes.append(
-        "amplification: write_bytes in /proc/PID/io of the topic's process, with its state "
-        "store, by bytes of blocks"
-    )
     for number in range(rounds):
         with Crew() as crew:
             crew.add(_log_alone, str(broker.folder / f"log-{number}"), shape)
             begin = crew.go()
             report.add("zsq, the log alone", RATE, shape.messages / (crew.ends()[0] - begin))
-        report.add(LIMIT, RATE, limits.disk_rate(shape, broker.folder), limit=True)
+        report.add(DISK, RATE, limits.disk_rate(shape, broker.folder), limit=True)
         _through_broker(broker, report, shape, f"bench-{number}")
-        report.add(LIMIT, RATE, limits.disk_rate(shape, broker.folder), limit=True)
+        report.add(DISK, RATE, limits.disk_rate(shape, broker.folder), limit=True)
 
 
 def _log_alone(start: Start, folder: str, shape: Shape) -> float:
@@ -68,28 +65,19 @@ def _log_alone(start: Start, folder: str, shape: Shape) -> float:
 
 
 def _through_broker(broker: LocalBroker, report: Report, shape: Shape, topic: str) -> None:
-    try:
-        with Admin(broker.url) as admin:
-            admin.create_channel(topic, "bench")
-            pid = next(
-                row["pid"] for row in admin.stats()["processes"] if row["name"] == f"topic {topic}"
-            )
-            before = written_bytes(pid)
-            with Crew() as crew:
-                crew.add(publish, broker.url, topic, shape)
-                begin = crew.go()
-                report.add("zsq, one producer", RATE, shape.messages / (crew.ends()[0] - begin))
-            _settle(pid)
-            stored = shape.blocks * pack(make_bodies(shape)[: shape.block]).length
-            amplification = (written_bytes(pid) - before) / stored
-            report.add("bytes written for each byte of blocks", "ratio", amplification)
-            report.notes.append(
-                f"{topic}: {amplification:.4f} bytes written for each byte of blocks"
-            )
-    finally:
-        broker.check()
-        with Admin(broker.url) as admin:
-            admin.delete_topic(topic, force=True)
+    with temporary_topic(broker, topic), Admin(broker.url) as admin:
+        admin.create_channel(topic, "bench")
+        pid = next(
+            row["pid"] for row in admin.stats()["processes"] if row["name"] == f"topic {topic}"
+        )
+        before = written_bytes(pid)
+        with Crew() as crew:
+            crew.add(publish, broker.url, topic, shape)
+            begin = crew.go()
+            report.add("zsq, one producer", RATE, shape.messages / (crew.ends()[0] - begin))
+        _settle(pid)
+        stored = shape.blocks * pack(make_bodies(shape)[: shape.block]).length
+        report.add(WRITTEN, "ratio", (written_bytes(pid) - before) / stored)
 
 
 def written_bytes(pid: int) -> int:

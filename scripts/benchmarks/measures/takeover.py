@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from local_setup.broker import BrokerFailed, LocalBroker, standby_of, temporary_broker
+from local_setup.broker import BrokerFailed, standby_of, temporary_broker
+from local_setup.processes import kill_group
 from local_setup.s3_servers import free_ports
 from zsq.transport.client.blocking.client import Admin
 from zsq.transport.client.blocking.producer import Producer
@@ -56,10 +57,13 @@ def _round(report: Report, url: str, patience_s: float, name: str, end: signal.S
         with Producer(urls, timeout=TIMEOUT_S) as producer:
             _publish(producer)
             _wait_until_known(urls)
-            # The broker was started in a session of its own.
-            with _killed(two), _timed() as took:
-                os.killpg(two.process.pid, end)
-                _publish(producer)
+            try:
+                with _timed() as took:
+                    # The broker was started in a session of its own.
+                    os.killpg(two.process.pid, end)
+                    _publish(producer)
+            finally:
+                kill_group(two.process)  # it may be stopped
             report.add(f"{name}, --patience {patience_s:g}s", "s", took())
             report.add(f"{name}, --patience {patience_s:g}s, beyond it", "s", took() - patience_s)
 
@@ -92,13 +96,3 @@ def _timed() -> Iterator[Callable[[], float]]:
     begun, ended = time.monotonic(), 0.0
     yield lambda: ended - begun
     ended = time.monotonic()
-
-
-@contextlib.contextmanager
-def _killed(broker: LocalBroker) -> Iterator[None]:
-    """Kill all processes of a broker at the end, also stopped ones."""
-    try:
-        yield
-    finally:
-        os.killpg(broker.process.pid, signal.SIGKILL)
-        broker.process.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections import Counter
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from local_setup.broker import STOP_WAIT_S, LocalBroker, serve_again, temporary_broker
+from local_setup.processes import cpu_s
 from zsq.transport.client.blocking.client import Admin
 from zsq.transport.client.blocking.producer import Producer
 
@@ -22,7 +22,6 @@ SLEEPY: Final = ("--no-listen", "--sleep-after", "5s")
 STARTS: Final = 5
 PROBES: Final = 10  # topics to which a message is published, asleep and awake
 KINDS: Final = ("topic", "channel", "scan_loop", "scan_worker", "supervisor")
-_TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
 class _Used(NamedTuple):
@@ -127,10 +126,7 @@ def _used(pid: int) -> _Used:
         wake_ups += sum(
             int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches")
         )
-    # The name of the process, in brackets, may have spaces. User and system time are the 12th and
-    # 13th field after it.
-    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return _Used(wake_ups, (int(ticks[11]) + int(ticks[12])) / _TICKS_A_SECOND)
+    return _Used(wake_ups, cpu_s([pid]))
 
 
 def _pss_kib(pid: int) -> int:

@@ -15,9 +15,10 @@ from local_setup.broker import LocalBroker
 from zsq.transport.client.blocking.client import Admin
 
 from ..harness.crew import Crew
-from ..harness.loads import Shape, consume, publish
+from ..harness.loads import Shape
 from ..harness.report import Report, percentile
 from .single import publish_stamps, receive_stamps
+from .throughput import rate_through
 
 IPC: Final = "ipc"
 MESSAGES: Final = 500_000
@@ -50,7 +51,8 @@ def transport(
         for name, (url, chosen) in ways.items():
             with _transport(chosen):
                 topic = f"transport-{number}-{name.split()[0]}"
-                rate = _rate(broker, url, topic, Shape(MESSAGES, size, BLOCK))
+                shape = Shape(MESSAGES, size, BLOCK)
+                rate = rate_through(broker, topic, shape, url=url)
                 taken = _single(broker, url, f"{topic}-single", size, int(seconds * A_SECOND))
             report.add(f"{name}, blocks of {BLOCK:,}", "messages/s", rate, limit=name == IPC)
             report.add(
@@ -59,16 +61,6 @@ def transport(
                 percentile(taken, 0.5) * 1000,
                 limit=name == IPC,
             )
-
-
-def _rate(broker: LocalBroker, url: str, topic: str, shape: Shape) -> float:
-    with Admin(broker.url) as admin:
-        admin.create_channel(topic, "bench")
-    with Crew() as crew:
-        crew.add(consume, url, topic, "bench", shape, shape.messages + 1)
-        crew.add(publish, url, topic, shape)
-        start = crew.go()
-        return shape.messages / (max(crew.ends()) - start)
 
 
 def _single(broker: LocalBroker, url: str, topic: str, size: int, count: int) -> list[float]:
