@@ -32,7 +32,7 @@ lost and reported. The other rows are not affected. `delayed_recovery.py` copies
 environment that cannot be opened or read, or that kills the process that reads it. `attempting`
 notes each risky step for the next start.
 
-One thread at a time uses the store. Without a lock file, LMDB must not be read while it is written.
+One thread at a time uses the store (`storage/environment.py`).
 """
 
 from __future__ import annotations
@@ -43,15 +43,13 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypedDict
 
-import lmdb
-
 from ...transport.block.block import Block
 from ...transport.wire.codec import pack_value, unpack_value
+from ..environment import DATA_NAME, MAP_BYTES, Environment, translated
 from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError, StoreFailed
 from ..files import TEMPORARY_SUFFIX, Files
-from ..row_changes import BATCH_BYTES, Change, RecordingTransaction, Row, row_batches
+from ..row_changes import BATCH_BYTES, Row
 from ..rows import META, SUM_MASK, crc_of, key_of, rows_of, unwrap, wrap
-from ..state.state import after_commit, says_full
 from .delayed_format import (
     PRODUCER,
     ROW,
@@ -107,10 +105,6 @@ class Listed(NamedTuple):
     body: bytes
     message_tag: bytes | None
     message_key: bytes | None
-
-
-class MapFull(StorageError):
-    """The transaction needs more address space. The caller enlarges the map and tries again."""
 
 
 class Rows:
@@ -243,6 +237,10 @@ def decode_meta(value: bytes) -> DelayedMeta:
     return meta
 
 
+def progress_of(meta: DelayedMeta) -> Progress:
+    return Progress(meta["commits"], meta["serial"], meta["messages"])
+
+
 def row_keys(cursor: Any) -> Iterator[bytes]:
     """Yield the keys of all rows in their order on disk, with the cursor on each.
 
@@ -306,42 +304,6 @@ def listed_of(key: DelayedKey, block: Block, index: int, body_bytes: int) -> Lis
     )
 
 
-@contextmanager
-def translated(path: str) -> Iterator[None]:
-    """Convert errors of LMDB to errors of this package."""
-    try:
-        yield
-    except lmdb.MapFullError as error:
-        raise MapFull(str(error)) from error
-    except lmdb.Error as error:
-        text = f"{path}: {error}"
-        if says_full(error):
-            raise DiskFull(text) from error
-        if "No such file" in text:
-            raise ForeignDirectory(
-                f"{text}; zsq does not create it again: mount or restore it"
-            ) from error
-        unreadable = (
-            lmdb.CorruptedError,
-            lmdb.PageNotFoundError,
-            lmdb.InvalidError,
-            lmdb.VersionMismatchError,
-            lmdb.PageFullError,
-        )
-        # LMDB reports a wrong version in a head with the text in the next line.
-        if isinstance(error, unreadable) or "is not supported by this build" in text:
-            raise Damaged(text) from error
-        raise StoreFailed(text) from error
-    # `Cursor.delete` of the binding loses the error if the row after the deleted one is unreadable.
-    except SystemError as error:
-        raise Damaged(f"{path}: {error.__cause__ or error}") from error
-
-
-# The initial address space of the environment, which is doubled when it is full. It takes no memory
-# and no disk space.
-MAP_BYTES: Final = 16 * 1024 * 1024
-MAP_BYTES_MAX: Final = 1 << 42
-DATA_NAME: Final = "data.mdb"
 # If `delayed.attempt` contains this text, the next start rescues at once, without an examination.
 RESCUE: Final = "rescue"
 MARKED_EVERY: Final = 256  # `attempting` is called once for this number of runs
@@ -354,8 +316,8 @@ SHRINK_LIVE_BYTES_MAX: Final = 8 * 1024 * 1024
 EXPIRED_MAX: Final = 1_000  # the most producer rows that one `put` removes
 
 
-class DelayedStore:
-    """An open environment of delayed messages."""
+class DelayedStore(Environment):
+    """An open environment of delayed messages. `shrink` does not call `on_changes`."""
 
     def __init__(
         self,
@@ -371,7 +333,6 @@ class DelayedStore:
         Raises `ForeignDirectory` if it belongs to another topic or has another version, and
         `Damaged` if it cannot be read.
         """
-        self.path = path
         self.attempting: Callable[[str], None] = lambda what: None
         """A function that is called with an operation's name before it runs, and with "" after it.
 
@@ -383,35 +344,16 @@ class DelayedStore:
         """A function that gets a damaged row's key, value and defect before the row is deleted."""
         self.committed: Callable[[Progress], None] = lambda progress: None
         """A function that is called after each commit."""
-        self.on_changes: Callable[[list[Change]], None] | None = None
-        """A function that gets the rows that each commit changed, after the commit.
-
-        The method that commits raises its errors. The commit has taken effect then, so the store
-        must be closed. `shrink` does not call it, because it changes no row.
-        """
         self._tried: dict[str, int] = {}  # the number of runs of each operation
         self._uuid = uuid
-        self._open(map_bytes, create)
+        super().__init__(path, map_bytes, create=create)
         try:
             if create:
                 self._create(uuid, first_serial)
             self._load(uuid)
         except BaseException:
-            self._env.close()
+            self.close()
             raise
-
-    def _open(self, map_bytes: int, create: bool) -> None:
-        with translated(self.path):
-            self._env = lmdb.open(
-                self.path,
-                map_size=map_bytes,
-                max_dbs=0,
-                lock=False,
-                create=create,
-                readahead=False,
-                meminit=True,
-            )
-        self._map_bytes = int(self._env.info()["map_size"])
 
     def _create(self, uuid: bytes, first_serial: int) -> None:
         meta = DelayedMeta(
@@ -425,12 +367,11 @@ class DelayedStore:
             lost=0,
             uuid=uuid,
         )
-        with translated(self.path), self._env.begin(write=True) as txn:
-            txn.put(META, wrap(META, pack_value(meta)))
+        self.write(lambda txn: txn.put(META, wrap(META, pack_value(meta))))
 
     def _load(self, uuid: bytes) -> None:
         producers: dict[int, DelayedProducer] = {}
-        with translated(self.path), self._env.begin() as txn:
+        with self.reading() as txn:
             meta = read_meta(txn)
             if meta["uuid"] != uuid:
                 raise ForeignDirectory(f"{self.path} holds the delayed messages of another topic")
@@ -439,36 +380,18 @@ class DelayedStore:
                     *unpack_value(unwrap(key, value))
                 )
             self.summary, self._sound = summary_of(txn, meta)
-            self.progress = Progress(meta["commits"], meta["serial"], meta["messages"])
+            self.progress = progress_of(meta)
         self.producers = producers
         """The producers after the last commit."""
 
-    def close(self) -> None:
-        self._env.close()
-
-    def copy(self, folder: str) -> None:
-        """Copy all committed rows as an environment into the empty `folder`, without a sync."""
-        with translated(self.path):
-            self._env.copy(folder)
-
     def dump(self, after: bytes = b"", bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
-        """Yield keys and values of all rows as stored, in lists of about 1 MiB, without a check.
-
-        Nothing else may use the store before the iterator ends or is closed. To dump a large store
-        between commits, take one list, close the iterator, and continue with another one `after`
-        the last key. The copy is right if it gets the lists and the changes in the order in which
-        they were made.
-        """
-        with translated(self.path):
-            txn = self._env.begin()
-        with txn:
-            batches = row_batches(txn, after, bytes_max)
-            while True:
-                with self._trying("dump"), translated(self.path):
-                    batch = next(batches, None)
-                if batch is None:
-                    return
-                yield batch
+        batches = super().dump(after, bytes_max)
+        while True:
+            with self._trying("dump"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     # Storing messages
 
@@ -533,7 +456,7 @@ class DelayedStore:
         damaged: list[tuple[bytes, bytes, str]] = []
         first = True
         size = 0
-        with self._trying("due"), translated(self.path), self._env.begin() as txn:
+        with self._trying("due"), self.reading() as txn:
             for key, value in rows_from(txn):
                 first = False
                 try:
@@ -681,22 +604,22 @@ class DelayedStore:
             files.make_folder(copy)
             try:
                 with self._trying("shrink"):  # this reads every page
-                    self._env.copy(copy, compact=True)
+                    self.copy(copy, compact=True)
                 fd = files.open_append(f"{copy}/{DATA_NAME}")
                 try:
                     files.sync(fd)
                 finally:
                     files.close(fd)
-                self._env.close()
+                self.close()
                 files.rename(f"{copy}/{DATA_NAME}", f"{self.path}/{DATA_NAME}")
                 self._sync_name(files)
             finally:
                 files.remove_tree(copy)
-        except (lmdb.Error, OSError):
+        except (Damaged, OSError):
             return False
         finally:
-            self._env.close()
-            self._open(MAP_BYTES, create=False)
+            self.close()
+            self._open(MAP_BYTES)
             self._load(self._uuid)
         return True
 
@@ -718,7 +641,7 @@ class DelayedStore:
         This leaves damaged rows out. `due` saves them to files and removes them.
         """
         found: list[Listed] = []
-        with self._trying("list"), translated(self.path), self._env.begin() as txn:
+        with self._trying("list"), self.reading() as txn:
             start = holder(txn, after) if after is not None else None
             begin = row_key(start.key if start is not None else after) if after is not None else b""
             for key, value in rows_from(txn, begin):
@@ -738,36 +661,17 @@ class DelayedStore:
     # Commits
 
     def _commit(self, what: str, work: Callable[[Rows], None], *, counts: bool = True) -> None:
-        with self._trying(what):
-            recorder = self._write(work, counts=counts)
-        if recorder is not None and self.on_changes is not None:
-            self.on_changes(recorder.changes())
+        def write(txn: Any) -> tuple[DelayedSummary, Rows]:
+            rows = Rows(txn, self._sound)
+            work(rows)
+            return rows.finish(counts=counts), rows
 
-    def _write(self, work: Callable[[Rows], None], *, counts: bool) -> RecordingTransaction | None:
-        """Commit the work. Return the record of the changed rows, if anybody wants it."""
-        while True:
-            try:
-                with translated(self.path), self._env.begin(write=True) as txn:
-                    recorder = RecordingTransaction(txn) if self.on_changes is not None else None
-                    rows = Rows(recorder or txn, self._sound)
-                    work(rows)
-                    summary = rows.finish(counts=counts)
-                self.summary, self._sound = summary, rows.sound
-                self.progress = Progress(
-                    rows.meta["commits"], rows.meta["serial"], rows.meta["messages"]
-                )
-                if counts:
-                    self.committed(self.progress)
-                return recorder
-            except MapFull as error:
-                if self._map_bytes * 2 > MAP_BYTES_MAX:
-                    raise DiskFull(
-                        f"{self.path} has reached its limit of {MAP_BYTES_MAX} bytes"
-                    ) from error
-                self._map_bytes *= 2
-                self._env.set_mapsize(self._map_bytes)
-            except DiskFull as error:
-                raise after_commit(self._env, error) from error
+        with self._trying(what):
+            self.summary, rows = self.write(write)
+        self._sound = rows.sound
+        self.progress = progress_of(rows.meta)
+        if counts:
+            self.committed(self.progress)
 
     @contextmanager
     def _trying(self, what: str) -> Iterator[None]:

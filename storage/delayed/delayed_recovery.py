@@ -44,18 +44,18 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Final
 
-import lmdb
 from crc32c import crc32c
 
 from ...transport.block.block import DELAYED
 from .. import documents
+from ..environment import DATA_NAME, Environment
 from ..errors import Damaged, DiskFull, ForeignDirectory, NotHere, StoreFailed, is_full
 from ..files import TEMPORARY_SUFFIX, Files
 from ..lmdb_pages import PageReader, RowTree
 from ..log.log import Log
 from ..log.log_format import BAD_SUFFIX, DELAYED_NAME
 from ..rows import META, SUM_MASK, crc_of, key_of
-from ..state.state_check import DATA_NAME, examine
+from ..state.state_check import examine
 from .delayed import (
     RESCUE,
     DelayedMeta,
@@ -63,7 +63,6 @@ from .delayed import (
     Progress,
     decode_meta,
     read_meta,
-    translated,
 )
 from .delayed_format import ROW, DelayedKey, decode_row
 
@@ -498,13 +497,7 @@ def counted(path: str) -> tuple[list[str], int]:
     The caller must have checked that no row is damaged.
     """
     rows = messages = size = total = 0
-    with (
-        translated(path),
-        contextlib.closing(
-            lmdb.open(path, lock=False, readonly=True, create=False, readahead=True)
-        ) as env,
-        env.begin() as txn,
-    ):
+    with contextlib.closing(Environment(path, readonly=True)) as env, env.reading() as txn:
         meta = read_meta(txn)
         for key, value in txn.cursor():
             if key == META:
@@ -530,10 +523,6 @@ def counted(path: str) -> tuple[list[str], int]:
 
 def uuid_of(path: str) -> bytes:
     """Return the UUID of the topic of an environment without damage."""
-    with (
-        translated(path),
-        contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env,
-        env.begin() as txn,
-    ):
+    with contextlib.closing(Environment(path, readonly=True)) as env, env.reading() as txn:
         found: bytes = read_meta(txn)["uuid"]
         return found

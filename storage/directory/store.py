@@ -30,6 +30,7 @@ from crc32c import crc32c
 from .. import documents
 from ..delayed.delayed import DelayedStore
 from ..delayed.delayed_recovery import make_delayed, open_delayed
+from ..environment import MAP_BYTES
 from ..errors import DiskFull, ForeignDirectory, StorageError, StoreFailed, Unreadable, is_full
 from ..files import TEMPORARY_SUFFIX, Files
 from ..log.chunk import ArchivedChunk, create_chunk
@@ -53,7 +54,7 @@ from ..log.ring import RING_BYTES
 from ..space import reserve_bytes
 from ..staging.stage import recover_stages
 from ..staging.staging import Staging
-from ..state.state import MAP_BYTES, StateBatch, StateStore
+from ..state.state import StateBatch, StateStore
 from ..state.state_keeper import OpenedState, open_state
 from .replay import replay
 

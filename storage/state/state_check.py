@@ -23,18 +23,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-import lmdb
-
-from ..errors import Damaged, ForeignDirectory
+from ..environment import DATA_NAME, Environment
+from ..errors import Damaged, ForeignDirectory, StorageError
 from ..files import Files
 from ..lmdb_pages import wrong_pages
 from ..rows import META, rows_of, unwrap
 from .state import StateStore
 from .state_rows import SMALL_RANGES, unwrap_meta
 
-DATA_NAME: Final = "data.mdb"
 COPY_SUFFIX: Final = ".check"
 COPY_BYTES: Final = 4 * 1024 * 1024
 TRIAL_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -144,12 +143,7 @@ def findings(path: str) -> list[str]:
 def _read(path: str) -> list[str]:
     found: list[str] = []
     try:
-        with (
-            contextlib.closing(
-                lmdb.open(path, lock=False, readonly=True, create=False, readahead=True)
-            ) as env,
-            env.begin() as txn,
-        ):
+        with contextlib.closing(Environment(path, readonly=True)) as env, env.reading() as txn:
             entries = 0
             for key, value in rows_of(txn, b""):
                 entries += 1
@@ -162,8 +156,8 @@ def _read(path: str) -> list[str]:
                     f"{path}: {entries} rows can be read, but {txn.stat()['entries']} are recorded"
                 )
             is_state = _is_state(txn)
-    except lmdb.Error as error:
-        return [*found, f"{path}: {error}"]
+    except StorageError as error:
+        return [*found, str(error)]
     if is_state and not found:
         with contextlib.closing(StateStore(path, readonly=True)) as store:
             found += store.walk()
@@ -209,18 +203,15 @@ def _trial(path: str) -> list[str]:
     """
     found: list[str] = []
     try:
-        with contextlib.closing(
-            lmdb.open(path, lock=False, create=False, sync=False, map_size=1 << 40)
-        ) as env:
+        with contextlib.closing(Environment(path, sync=False)) as env:
             for turn in range(_TRIAL_COMMITS):
-                with env.begin(write=True) as txn:
-                    _churn(txn, turn)
-    except lmdb.Error as error:
-        found.append(f"{path}: a commit to a copy fails: {error}")
+                env.write(partial(_churn, turn))
+    except StorageError as error:
+        found.append(f"{path}: a commit to a copy fails: {str(error).removeprefix(f'{path}: ')}")
     return found or _read(path)
 
 
-def _churn(txn: Any, turn: int) -> None:
+def _churn(turn: int, txn: Any) -> None:
     for begin, end in SMALL_RANGES:
         old = [
             (key, value)

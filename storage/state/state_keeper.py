@@ -46,6 +46,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from .. import documents
+from ..environment import DATA_NAME
 from ..errors import Damaged, DiskFull, ForeignDirectory, StoreFailed, Unreadable, is_full
 from ..files import TEMPORARY_SUFFIX, Files
 from ..log.log_format import BAD_SUFFIX, STATE_NAME, parse_chunk_name
@@ -59,7 +60,7 @@ from .snapshot import (
     write_snapshot,
 )
 from .state import StateBatch, StateStore, Table
-from .state_check import CHECK_S, DATA_NAME, examine, remove_copy
+from .state_check import CHECK_S, examine, remove_copy
 from .state_rows import new_meta
 
 SNAPSHOT_EVERY_S: Final = 60.0

@@ -148,10 +148,11 @@ BYTES_MAX, TEXT_MAX, crc32c = 4, 2, sum
     assert switch.seen >= {0, 1, 2, 3}
 
 
-def test_lmdb_is_opened_without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arguments", ["path", "path, sync=bool(path)"])
+def test_lmdb_is_opened_without_syncs(monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
     source = (
         "\nimport types\nlmdb = types.SimpleNamespace(open=lambda path, sync=True: sync)\ndef "
-        "f(path):\n    return lmdb.open(path)\n"
+        "f(path):\n    return lmdb.open(" + arguments + ")\n"
     )
     assert call(source, -1, monkeypatch, "a") is True
     assert call(source, 0, monkeypatch, "a") is False

@@ -81,10 +81,10 @@ def test_a_turn_is_bounded_and_never_empty(store: DelayedStore) -> None:
 
 
 def test_a_map_that_is_full_grows(store: DelayedStore) -> None:
-    before = store._map_bytes
+    before = store.map_bytes
     for sequence in range(8):
         store.put([(block(bytes(30_000), sequence=sequence), 10)], 5)
-    assert store._map_bytes > before
+    assert store.map_bytes > before
     assert len(everything(store)) == 8
 
 

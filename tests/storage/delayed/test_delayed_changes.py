@@ -119,9 +119,9 @@ def store(tmp_path: Path) -> Iterator[DelayedStore]:
 def test_a_put_reports_its_rows_once_although_the_map_is_full(store: DelayedStore) -> None:
     found: list[list[Change]] = []
     store.on_changes = found.append
-    before = store._map_bytes
+    before = store.map_bytes
     (key,) = store.put([(block(bytes(300_000)), 10)], 5)
-    assert store._map_bytes > before
+    assert store.map_bytes > before
     (changes,) = found
     assert sorted(changes) == rows_now(store)
     assert {name for name, _ in changes} == {row_key(key), producer_key(7), b"m"}

@@ -13,7 +13,8 @@ import lmdb
 import pytest
 from support.faulty_files import FaultyFiles, FaultyNode, keep_none
 
-from zsq.storage.delayed import delayed, delayed_recovery
+from zsq.storage import environment
+from zsq.storage.delayed import delayed_recovery
 from zsq.storage.delayed.delayed import DelayedStore, Progress
 from zsq.storage.delayed.delayed_format import DelayedKey, row_key
 from zsq.storage.delayed.delayed_recovery import NOTE_NAME, note_progress, noted_progress
@@ -200,7 +201,7 @@ def test_a_turn_handles_a_bounded_number_of_damaged_rows(harness: StorageHarness
 def test_an_environment_at_its_limit_takes_no_more_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delayed, "MAP_BYTES_MAX", 1 << 17)
+    monkeypatch.setattr(environment, "MAP_BYTES_MAX", 1 << 17)
     store = DelayedStore(str(tmp_path / "delayed"), UUID, map_bytes=1 << 16, create=True)
 
     keys: list[DelayedKey] = []
@@ -222,7 +223,7 @@ def test_an_environment_at_its_limit_takes_no_more_and_loses_nothing(
     try:
         with pytest.raises(DiskFull, match="limit of 131072 bytes"):
             fill(50)
-        assert store._map_bytes == 1 << 17
+        assert store.map_bytes == 1 << 17
         assert [one.body[:3] for one in store.listed(None, 999, 99)] == all_of(len(keys))
         assert store.producers[7].next_sequence == len(keys)
         for key in keys[:4]:  # LMDB uses a page again some commits after it was freed

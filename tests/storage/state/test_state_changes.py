@@ -180,8 +180,7 @@ def test_a_dump_may_be_divided_by_commits(state: StateStore, tmp_path: Path) -> 
 
 
 def test_an_unknown_row_is_copied_too(state: StateStore, tmp_path: Path) -> None:
-    with state._env.begin(write=True) as txn:
-        txn.put(b"zz", b"from a newer version")
+    state.write(lambda txn: txn.put(b"zz", b"from a newer version"))
     copy = RowCopy(STATE)
     copy.dump(state, 1)
     assert (b"zz", b"from a newer version") in copy.rebuild(tmp_path / "built")
@@ -218,13 +217,12 @@ def test_a_commit_that_finds_damage_or_no_address_space_reports_nothing(
 ) -> None:
     found: list[list[Change]] = []
     state.on_changes = found.append
-    monkeypatch.setattr("zsq.storage.state.state.MAP_BYTES_MAX", 1 << 17)
+    monkeypatch.setattr("zsq.storage.environment.MAP_BYTES_MAX", 1 << 17)
     with pytest.raises(DiskFull):
         state.commit(StateBatch(hole_puts=[("c", i, 1, 1, 0) for i in range(5_000)]))
     assert found == []
     state.commit(StateBatch(hole_puts=[("c", 1, 1, 1, 5)]))
-    with state._env.begin(write=True) as txn:
-        txn.put(deferred_key("c", 1), b"damaged")
+    state.write(lambda txn: txn.put(deferred_key("c", 1), b"damaged"))
     del found[:]
     with pytest.raises(Damaged):
         state.commit(StateBatch(hole_gones=[("c", 1)]))
