@@ -24,8 +24,8 @@ _KINDS: Final = {
 class ChannelRow:
     """The row of a channel. `next_offset` is the channel's cursor.
 
-    None means that the map does not contain the name. Version 0.1.0 wrote only the first four
-    names.
+    None means that the map does not contain the name. An import from nsqd writes only the first
+    four names.
     """
 
     next_offset: int
