@@ -19,7 +19,6 @@ under a temporary name and then renames it, so an incomplete directory never has
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -366,16 +365,12 @@ def _close_quietly(log: Log) -> None:
 
 def _encode_identity(identity: TopicIdentity) -> bytes:
     """Encode one line of JSON for people and programs, and the checksum of that line."""
-    line = json.dumps(
-        {
-            "zsq": "topic",
-            "version": VERSION,
-            "name": identity.name,
-            "uuid": identity.uuid_bytes.hex(),
-            "base_offset": identity.base_offset,
-        }
-    )
-    return f"{line}\n{crc32c(line.encode()):08x}\n".encode()
+    row = {
+        "name": identity.name,
+        "uuid": identity.uuid_bytes.hex(),
+        "base_offset": identity.base_offset,
+    }
+    return documents.encode_line("topic", VERSION, row)
 
 
 def check_writable(files: Files, directory: str) -> None:

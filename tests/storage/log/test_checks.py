@@ -183,7 +183,7 @@ def test_a_snapshots_head_is_checked() -> None:
     line, _, rest = data.partition(b"\n")
     turned = line.replace(b'"time_ns": 5', b'"time_ns": 7')
     assert turned != line
-    with pytest.raises(Damaged, match="head is damaged"):
+    with pytest.raises(Damaged, match="object is damaged"):
         decode_snapshot(turned + b"\n" + rest)
 
 
