@@ -260,17 +260,17 @@ class Channels:
         sync: str,
         *,
         in_memory: bool = False,
-        withholds: Callable[[], bool] = lambda: False,
+        finishes_must_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         """Take over the channels of the table.
 
-        `withholds` returns True while no finish may be confirmed, because a standby may have taken
-        over.
+        `finishes_must_wait` returns True while no finish may be confirmed, because a standby may
+        have taken over.
         """
         self._log = log
         self._state = state
         self.sync = sync
-        self._withholds = withholds
+        self._finishes_must_wait = finishes_must_wait
         self.rows = dict(table.channels)
         self.memory = MemoryRows()
         self.in_memory = in_memory
@@ -606,7 +606,7 @@ class Channels:
 
     def _answer_after_commit(self, port: Port, mail: Mail, message: p.Save) -> None:
         def answer() -> None:
-            data = {"withholds": True} if self._withholds() else {}
+            data = {"withholds": True} if self._finishes_must_wait() else {}
             port.send(mail.envelope, p.Done(message.request, data))
 
         self._state.then(answer)

@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, cast
 
 from ...storage.directory.store import (
     Store,
@@ -57,12 +57,13 @@ from ..settings.starts import StorageStart
 from .backups import Backups, BackupState
 from .channels import Channels, OldestTimes
 from .commits import StateCommits
-from .delayed import DelayedListener, DelayedMessages, sequences
+from .delayed import DelayedMessages, sequences
 from .extension_point import extension_class
 from .reads import Reads
 from .retention import LogUpkeep, RetentionRunner
 from .stages import Stages
 from .staging import StageCommits
+from .storage_listener import StorageListener
 
 SEQUENCE_MAX: Final = 1 << 63
 _GONE_MAX = 1_000  # the most producers that one commit forgets
@@ -163,23 +164,6 @@ class Recovered(NamedTuple):
     visible_end: int
 
 
-class StorageListener(DelayedListener, Protocol):
-    """The methods of a topic that its storage calls, in the order of the appends."""
-
-    def appended(self, request: int, first_offset: int, time_ns: int) -> None:
-        """Note that an append is stored as the sync mode promises.
-
-        The offsets of its blocks are consecutive from `first_offset` on. All blocks have the time
-        `time_ns`.
-        """
-
-    def head_moved(self, head: int) -> None:
-        """Note the new durable end after an append that the topic did not make.
-
-        Such appends are committed stages, and delayed messages that became due.
-        """
-
-
 class StorageActor:
     """The storage of one topic. `host` is the actor whose process and loop it uses."""
 
@@ -228,16 +212,16 @@ class StorageActor:
         self.state = StateCommits(state_thread, store.state, table, title, store.keeper)
         self.extension = extension_class()(self)
         self._channels = Channels(
-            self._log, self.state, table, self.mode, in_memory=in_memory, withholds=self.extension.holds_finishes
+            self._log, self.state, table, self.mode, in_memory=in_memory, finishes_must_wait=self.extension.finishes_must_wait
         )  # fmt: skip
         self._delayed = DelayedMessages(
-            store, title, delayed_thread, self, self._delayed_moved, self._hint, self.host.answer_order, self._shortage,
-            may_move=lambda: self.extension.may_move(options.DELAYED_MOVE_ROWS),
+            store, title, delayed_thread, self._listener, self.extension, self._delayed_moved, self._hint,
+            self.host.answer_order, self._shortage,
         )  # fmt: skip
         stages = Stages()
         self._retention = RetentionRunner(
             store, bytes.fromhex(given.uuid), self.state, self._channels, given.retention, title, self._housekeeping, send,
-            self._delayed.held_bytes, lambda: stages.staged_bytes, dropped_count=table.dropped, in_memory=in_memory,
+            self._delayed.waiting_bytes, lambda: stages.staged_bytes, dropped_count=table.dropped, in_memory=in_memory,
             extension=self.extension,
         )  # fmt: skip
         self._retention.refused_count = given.refused_count
@@ -410,14 +394,6 @@ class StorageActor:
         self.mode = self._channels.sync = mode
         self._time_syncs()
 
-    # Delayed messages that were stored or not
-
-    def delayed_stored(self, request: int, keys: Sequence[tuple[int, int]]) -> None:
-        self.extension.confirm(partial(self._listener.delayed_stored, request, keys))
-
-    def delayed_failed(self, request: int, code: str, text: str) -> None:
-        self._listener.delayed_failed(request, code, text)
-
     # Appends
 
     def recovered(self) -> Recovered:
@@ -576,7 +552,7 @@ class StorageActor:
         while self._unsynced and self._unsynced[0].end <= synced_end:
             done = self._unsynced.popleft()
             self._producers.stored(done.producers, done.time_ns)
-        if self._written and self.extension.holds_appends():
+        if self._written and self.extension.appends_must_wait():
             return
         end = self.extension.confirmed_end()
         while self._written and self._written[0].end <= end:
@@ -646,7 +622,7 @@ class StorageActor:
 
         The thread must be idle, and the log synced beyond all offsets that the batch mentions.
         """
-        if not self.state.may_commit() or self._delayed.holds_checkpoint():
+        if not self.state.may_commit() or self._delayed.blocks_checkpoint():
             return
         if self.state.waits_for_log(self._log.synced_end):
             self._start_sync()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.fake_storage import Kept, Listener, NotKept
+from support.scripted_extension import ScriptedExtension
 from support.stage_bench import IDENTITY, Thread, Wire
 
 from zsq.actors.settings import options
@@ -51,12 +52,12 @@ class Bench:
         self.moved: list[int] = []
         self.hints: list[int] = []
         self.answers: list[p.Done | p.Failed] = []
-        self.may_move = True
+        self.extension = ScriptedExtension(self.store.log)
         clock = Clock(lambda: self.now_ns, lambda: self.now_ns - 1_000 * S)
         self.harness = DelayedMessages(
-            self.store, "storage t", self.thread, self.topic, self.moved.append,
+            self.store, "storage t", self.thread, self.topic, self.extension, self.moved.append,
             lambda due_ns: self.hints.append(due_ns + 1_000 * S), self.answers.append,
-            Shortage(), clock, may_move=lambda: self.may_move,
+            Shortage(), clock,
         )  # fmt: skip
         self.harness.opened(True)
         self.sequence = 0
@@ -178,15 +179,15 @@ def test_due_messages_are_read_then_written_then_synced_then_removed(bench: Benc
     bench.run()
     assert (bench.state(), bench.in_log()) == (MoveState.WRITTEN, [b"0"])
     assert bench.moved == [2]
-    assert bench.harness.holds_checkpoint()
+    assert bench.harness.blocks_checkpoint()
     bench.turn(sync=False)
     assert bench.thread.jobs == [], "not removed before it is on disk in the log"
     bench.turn()
     assert bench.state() is MoveState.REMOVING
-    assert bench.harness.holds_checkpoint()
+    assert bench.harness.blocks_checkpoint()
     bench.hints.clear()
     bench.run()
-    assert (bench.state(), bench.harness.holds_checkpoint()) == (MoveState.IDLE, False)
+    assert (bench.state(), bench.harness.blocks_checkpoint()) == (MoveState.IDLE, False)
     assert bench.hints == [bench.now_ns + 10 * S]
     assert bench.harness.statistics()["delayed_count"] == 2
     assert bench.store.log.last_time_ns >= 5_005 * S
@@ -242,13 +243,13 @@ def test_due_messages_that_may_not_move_are_not_scanned_again_at_once(bench: Ben
     """
     bench.keep(1)
     bench.now_ns += 2 * S
-    bench.may_move = False
+    bench.extension.may_move_delayed = False
     retry = bench.now_ns + options.DELAYED_RETRY_NS
     bench.hints.clear()
     assert bench.scan() == (False, retry)
     bench.harness.resume()
     assert bench.hints == [], "they may still not move"
-    bench.may_move = True
+    bench.extension.may_move_delayed = True
     bench.harness.resume()
     bench.harness.resume()
     assert bench.hints == [bench.now_ns], "at once, and once"
@@ -316,12 +317,12 @@ def test_a_removal_without_space_is_repeated_and_holds_the_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(DelayedStore, "remove", full)
         bench.run()
-    assert bench.harness.holds_checkpoint()
+    assert bench.harness.blocks_checkpoint()
     assert bench.harness.is_idle(), "a stop does not wait for space"
     assert bench.harness.statistics()["delayed_alarm"]
     bench.harness.tick()
     bench.run()
-    assert (bench.harness.holds_checkpoint(), bench.harness.statistics()["delayed_count"]) == (
+    assert (bench.harness.blocks_checkpoint(), bench.harness.statistics()["delayed_count"]) == (
         False,
         0,
     )
@@ -417,15 +418,15 @@ def test_delayed_bytes_are_counted_once_from_their_arrival_on(bench: Bench) -> N
     """
     size = pack([b"0", b"x"]).length
     bench.publish(60, 70)
-    assert bench.harness.held_bytes() == 2 * size
+    assert bench.harness.waiting_bytes() == 2 * size
     bench.turn()
     bench.run()
-    assert (before := bench.harness.held_bytes()) == bench.harness.summary.bytes >= 2 * size
+    assert (before := bench.harness.waiting_bytes()) == bench.harness.summary.bytes >= 2 * size
     bench.publish(80)
     bench.turn()
     bench.thread.jobs = [(tag, lambda: DiskFull("no space")) for tag, _ in bench.thread.jobs]
     bench.run()
-    assert bench.harness.held_bytes() == before
+    assert bench.harness.waiting_bytes() == before
 
 
 def test_each_state_of_a_move_is_in_the_table_and_is_reached() -> None:
@@ -444,7 +445,7 @@ def test_nothing_is_committed_while_a_move_holds_the_checkpoint(holds: bool) -> 
         may_commit=lambda: True, waits_for_log=lambda end: False, commit=lambda end, rows, gone: committed.append(end)
     )  # fmt: skip
     parts = {
-        "state": state, "_delayed": SimpleNamespace(holds_checkpoint=lambda: holds), "_log": SimpleNamespace(synced_end=7),
+        "state": state, "_delayed": SimpleNamespace(blocks_checkpoint=lambda: holds), "_log": SimpleNamespace(synced_end=7),
         "_producers": ProducerTable({}),
     }  # fmt: skip
     vars(actor).update(parts)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from support.fake_storage import Listener
+from support.scripted_extension import plain
 from support.stage_bench import Thread
 
 from zsq.actors.storage.delayed import DelayedMessages
@@ -27,7 +28,15 @@ def test_delayed_messages_lost_by_damage_raise_an_alarm(tmp_path: Path) -> None:
         files=Files(), directory=str(tmp_path), reserve_bytes=0, delayed=delayed
     )
     harness = DelayedMessages(
-        cast("Any", store), "storage t", Thread(), Listener(), ignore, ignore, ignore, Shortage()
+        cast("Any", store),
+        "storage t",
+        Thread(),
+        Listener(),
+        plain(),
+        ignore,
+        ignore,
+        ignore,
+        Shortage(),
     )
     block = pack([b"a", b"b"], producer_id=7)
     (key,) = delayed.put([(block, 10)], 5)
