@@ -421,7 +421,7 @@ class Channels:
                 "E_LIMIT",
                 f"a topic can have at most {options.CHANNELS_MAX} channels; delete one first",
             )
-        own, start = made(message.settings)
+        settings, start = made(message.settings)
         begin = self._begin(start)
         row = {
             "next": begin,
@@ -429,7 +429,7 @@ class Channels:
             "paused": False,
             "created_ns": time.time_ns(),
             "counters": {},
-            "settings": own,
+            "settings": settings,
         }
         return ChannelRow.decode(row)
 
@@ -671,9 +671,9 @@ def _kept(store: StateStore, channel: str, *, ordered: bool) -> tuple[list[HoleR
 
 
 def _answer_due(
-    port: Port, mail: Mail, message: p.Due, found: tuple[list[HoleRow], int, int]
+    port: Port, mail: Mail, message: p.Due, due_holes: tuple[list[HoleRow], int, int]
 ) -> None:
-    rows, next_due_ns, messages = found
+    rows, next_due_ns, messages = due_holes
     data = {
         "rows": tuple(tuple(row) for row in rows),
         "next_due_ns": next_due_ns,

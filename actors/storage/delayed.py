@@ -189,7 +189,7 @@ class DelayedMessages:
             while self._puts and self._puts[0].end <= synced_end:
                 ready.append(self._puts.popleft())
             self._putting = True
-            blocks = [one for put in ready for one in put.blocks]
+            blocks = [pair for put in ready for pair in put.blocks]
             now = self._clock.wall_ns()
             self.submit(partial(self._kept, ready), lambda: self._use().put(blocks, now))
 
@@ -365,12 +365,12 @@ class DelayedMessages:
         )
         return None
 
-    def _listed(self, request: int, found: Any) -> None:
-        self._check(found)
+    def _listed(self, request: int, rows: Any) -> None:
+        self._check(rows)
         messages = tuple(
-            {"key": one.key.text(), "due_ns": one.key.due_ns, "size": one.size, "body": one.body,
-             "message_key": one.message_key, "tag": one.message_tag}
-            for one in found
+            {"key": row.key.text(), "due_ns": row.key.due_ns, "size": row.size, "body": row.body,
+             "message_key": row.message_key, "tag": row.message_tag}
+            for row in rows
         )  # fmt: skip
         self._answer(p.Done(request, {"messages": messages}))
 
@@ -506,8 +506,8 @@ def sequences(stored: Sequences, delayed: Sequences) -> Sequences:
 
     The sequence of a producer counts both kinds.
     """
-    found = dict(stored.items())
+    merged = dict(stored.items())
     for producer_id, (expected, recent) in delayed.items():
         known, places = stored.get(producer_id, (0, ()))
-        found[producer_id] = max(known, expected), tuple(sorted((*places, *recent)))
-    return found
+        merged[producer_id] = max(known, expected), tuple(sorted((*places, *recent)))
+    return merged

@@ -167,12 +167,12 @@ class Recovered(NamedTuple):
 class StorageActor:
     """The storage of one topic. `host` is the actor whose process and loop it uses."""
 
-    def __init__(self, host: Actor[Any], given: StorageStart, listener: StorageListener) -> None:
+    def __init__(self, host: Actor[Any], start: StorageStart, listener: StorageListener) -> None:
         self.host = host
-        self.given = given
+        self.given = start
         self._listener = listener
-        self.title = f"topic {given.name}"
-        self.mode = log_mode(given.sync)
+        self.title = f"topic {start.name}"
+        self.mode = log_mode(start.sync)
         self.store = self._open()
         self._log = self.store.log
         self._sealed = False
@@ -185,10 +185,10 @@ class StorageActor:
         self._shortage = Shortage()
         self._oldest = OldestTimes(self._log.reader.header_at)
         self._threads: list[WorkerThread] = []
-        self.front = host.open_router(given.front)
-        self.reader = host.open_router(given.reader, answers_max=options.READER_ANSWERS_MAX)
+        self.front = host.open_router(start.front)
+        self.reader = host.open_router(start.reader, answers_max=options.READER_ANSWERS_MAX)
         self._make_parts(self.store.state.load())
-        self.push = host.open_pull(given.push, options.PUSH_MARK, self._take_pushes)
+        self.push = host.open_pull(start.push, options.PUSH_MARK, self._take_pushes)
         self._route()
         self._set_timers()
         self._delayed.opened(True)
@@ -199,8 +199,8 @@ class StorageActor:
 
     def _make_parts(self, table: Table) -> None:
         """Create the parts. Each part gets the other parts and the callbacks that it needs."""
-        given, store, title, send = self.given, self.store, self.title, self.front.send
-        in_memory = given.in_memory
+        start, store, title, send = self.given, self.store, self.title, self.front.send
+        in_memory = start.in_memory
         self._sync_thread = self._start_thread("sync", self._sync_results)
         state_thread = self._start_thread("state", lambda: self.state.on_results())
         stage_thread = self._start_thread("stage", lambda: self._stages.on_results())
@@ -220,19 +220,19 @@ class StorageActor:
         )  # fmt: skip
         stages = Stages()
         self._retention = RetentionRunner(
-            store, bytes.fromhex(given.uuid), self.state, self._channels, given.retention, title, self._housekeeping, send,
+            store, bytes.fromhex(start.uuid), self.state, self._channels, start.retention, title, self._housekeeping, send,
             self._delayed.waiting_bytes, lambda: stages.staged_bytes, dropped_count=table.dropped, in_memory=in_memory,
             extension=self.extension,
         )  # fmt: skip
-        self._retention.refused_count = given.refused_count
-        self._retention.removed_bytes = given.removed_bytes
+        self._retention.refused_count = start.refused_count
+        self._retention.removed_bytes = start.removed_bytes
         self._stages = StageCommits(
             store, self.state, stage_thread, table, stages,
-            self.host.open_router(given.stage, answers_max=options.STAGE_ANSWERS_MAX),
-            self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=given.stage_timeout_s,
-            message_bytes_max=given.message_bytes_max, in_memory=in_memory, closed=given.closed, extension=self.extension,
+            self.host.open_router(start.stage, answers_max=options.STAGE_ANSWERS_MAX),
+            self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=start.stage_timeout_s,
+            message_bytes_max=start.message_bytes_max, in_memory=in_memory, closed=start.closed, extension=self.extension,
         )  # fmt: skip
-        self._upkeep = LogUpkeep(store, title, self._housekeeping, is_woken=given.woken)
+        self._upkeep = LogUpkeep(store, title, self._housekeeping, is_woken=start.woken)
         self._reads = Reads(
             self._log,
             self._channels.end,
@@ -317,18 +317,18 @@ class StorageActor:
             then(value)
 
     def _open(self) -> Store:
-        given = self.given
-        identity = TopicIdentity(given.name, given.uuid, given.base_offset)
+        start = self.given
+        identity = TopicIdentity(start.name, start.uuid, start.base_offset)
         store_options = StoreOptions(
-            chunk_bytes=given.chunk_bytes, open_remote=extension_class().open_remote(given)
+            chunk_bytes=start.chunk_bytes, open_remote=extension_class().open_remote(start)
         )
         files = Files()
-        if given.create and not files.exists(given.directory):
-            create_store(files, given.directory, identity)
+        if start.create and not files.exists(start.directory):
+            create_store(files, start.directory, identity)
         deadline = time.monotonic() + options.LOCK_WAIT_S
         while True:
             try:
-                store = open_store(files, given.directory, store_options, identity)
+                store = open_store(files, start.directory, store_options, identity)
             except Locked as error:  # held by a previous process that is being killed
                 if time.monotonic() > deadline:
                     raise StartFailed(
@@ -337,8 +337,8 @@ class StorageActor:
                 time.sleep(0.02)
             else:
                 break
-        if given.failed:
-            check_writable(files, given.directory)
+        if start.failed:
+            check_writable(files, start.directory)
         return store
 
     # For the extension
@@ -685,9 +685,9 @@ class StorageActor:
 
     def _troubles(self) -> list[str]:
         """Return the alarms that last as long as their causes."""
-        found = [self._reads.unreadable] if self._reads.unreadable else []
-        found += filter(None, [self.extension.refusal()])
-        return [*found, *self.extension.alarms()]
+        troubles = [self._reads.unreadable] if self._reads.unreadable else []
+        troubles += filter(None, [self.extension.refusal()])
+        return [*troubles, *self.extension.alarms()]
 
     def statistics(self) -> StoragePulse:
         floors = tuple(self._channels.floors())

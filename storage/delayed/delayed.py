@@ -143,8 +143,8 @@ class Rows:
 
     def _pick_out(self, key: bytes) -> bytes | None:
         cursor = self.txn.cursor()
-        for found in islice(row_keys(cursor), WALK_MAX):
-            if found == key:
+        for other in islice(row_keys(cursor), WALK_MAX):
+            if other == key:
                 value: bytes = cursor.value()
                 cursor.delete()
                 return value
@@ -297,11 +297,10 @@ def holder(txn: Any, key: DelayedKey) -> DelayedRow | None:
 
 def listed_of(key: DelayedKey, block: Block, index: int, body_bytes: int) -> Listed:
     body = block.body.value(index) or b""
-    tag, own = block.tag, block.key
+    tag, key_column = block.tag, block.key
     message_tag = None if tag is None else tag.value(index)
-    return Listed(
-        key, len(body), body[:body_bytes], message_tag, None if own is None else own.value(index)
-    )
+    message_key = None if key_column is None else key_column.value(index)
+    return Listed(key, len(body), body[:body_bytes], message_tag, message_key)
 
 
 # If `delayed.attempt` contains this text, the next start rescues at once, without an examination.
@@ -333,7 +332,7 @@ class DelayedStore(Environment):
         Raises `ForeignDirectory` if it belongs to another topic or has another version, and
         `Damaged` if it cannot be read.
         """
-        self.attempting: Callable[[str], None] = lambda what: None
+        self.attempting: Callable[[str], None] = lambda operation: None
         """A function that is called with an operation's name before it runs, and with "" after it.
 
         It is called for the first run in this process, and then for every MARKED_EVERY-th run. If
@@ -452,7 +451,7 @@ class DelayedStore(Environment):
         saved to files and removed. It is also damage if the meta row counts messages but there is
         no row.
         """
-        found: list[DelayedRow] = []
+        due_rows: list[DelayedRow] = []
         damaged: list[tuple[bytes, bytes, str]] = []
         first = True
         size = 0
@@ -468,16 +467,16 @@ class DelayedStore(Environment):
                     damaged.append((key, value, str(error)))
                 else:
                     size += row.block.length
-                    if found and (size > bytes_max or len(found) >= rows_max):
+                    if due_rows and (size > bytes_max or len(due_rows) >= rows_max):
                         break
-                    found.append(row)
+                    due_rows.append(row)
                 if len(damaged) >= rows_max:
                     break
         if damaged:
             self._drop_damaged(damaged)
         elif first and self.summary.messages:
             self._commit("drop", lambda rows: None)
-        return found
+        return due_rows
 
     def _drop_damaged(self, damaged: Sequence[tuple[bytes, bytes, str]]) -> None:
         for key, value, why in damaged:
@@ -640,7 +639,7 @@ class DelayedStore(Environment):
 
         This leaves damaged rows out. `due` saves them to files and removes them.
         """
-        found: list[Listed] = []
+        messages: list[Listed] = []
         with self._trying("list"), self.reading() as txn:
             start = holder(txn, after) if after is not None else None
             begin = row_key(start.key if start is not None else after) if after is not None else b""
@@ -650,23 +649,23 @@ class DelayedStore(Environment):
                 except Damaged:
                     continue
                 for index in range(row.block.count):
-                    own = DelayedKey(row.key.due_ns, row.key.serial + index)
-                    if after is not None and own <= after:
+                    message_key = DelayedKey(row.key.due_ns, row.key.serial + index)
+                    if after is not None and message_key <= after:
                         continue
-                    if len(found) >= limit:
-                        return found
-                    found.append(listed_of(own, row.block, index, body_bytes))
-        return found
+                    if len(messages) >= limit:
+                        return messages
+                    messages.append(listed_of(message_key, row.block, index, body_bytes))
+        return messages
 
     # Commits
 
-    def _commit(self, what: str, work: Callable[[Rows], None], *, counts: bool = True) -> None:
+    def _commit(self, operation: str, work: Callable[[Rows], None], *, counts: bool = True) -> None:
         def write(txn: Any) -> tuple[DelayedSummary, Rows]:
             rows = Rows(txn, self._sound)
             work(rows)
             return rows.finish(counts=counts), rows
 
-        with self._trying(what):
+        with self._trying(operation):
             self.summary, rows = self.write(write)
         self._sound = rows.sound
         self.progress = progress_of(rows.meta)
@@ -674,16 +673,16 @@ class DelayedStore(Environment):
             self.committed(self.progress)
 
     @contextmanager
-    def _trying(self, what: str) -> Iterator[None]:
+    def _trying(self, operation: str) -> Iterator[None]:
         """Call `attempting` around the first run of an operation and each MARKED_EVERY-th run.
 
         The first run alone is not enough, because later runs read other pages. If the operation
         finds damage, the mark stays, and the next start examines the environment.
         """
-        times = self._tried.get(what, 0)
+        times = self._tried.get(operation, 0)
         marked = times % MARKED_EVERY == 0
         if marked:
-            self.attempting(what)
+            self.attempting(operation)
         try:
             yield
         except (DiskFull, OSError):
@@ -692,8 +691,8 @@ class DelayedStore(Environment):
             raise
         except StorageError:
             if not marked:
-                self.attempting(what)
+                self.attempting(operation)
             raise
-        self._tried[what] = times + 1
+        self._tried[operation] = times + 1
         if marked:
             self.attempting("")

@@ -100,10 +100,10 @@ class TopicIdentity:
 
     @property
     def uuid_bytes(self) -> bytes:
-        found = bytes.fromhex(self.uuid.replace("-", ""))
-        if len(found) != 16:
+        uuid = bytes.fromhex(self.uuid.replace("-", ""))
+        if len(uuid) != 16:
             raise ValueError(f"a uuid has 32 hex digits, not {self.uuid!r}")
-        return found
+        return uuid
 
 
 class Store:
@@ -426,21 +426,21 @@ def read_identity(files: Files, directory: str) -> TopicIdentity | None:
     if rest != b"%08x\n" % crc32c(line):
         return None
     try:
-        found = documents.loads(line)
-        kind, version = found.get("zsq"), found.get("version")
-        made = (
-            TopicIdentity(found["name"], found["uuid"], found["base_offset"])
+        row = documents.loads(line)
+        kind, version = row.get("zsq"), row.get("version")
+        identity = (
+            TopicIdentity(row["name"], row["uuid"], row["base_offset"])
             if (kind, version) == ("topic", VERSION)
             else None
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None
-    if made is None:
+    if identity is None:
         raise ForeignDirectory(
             f"{path} has format version {version}, and this zsq reads only version {VERSION}; "
             "use a newer zsq"
         )
-    return made
+    return identity
 
 
 def check_identity(files: Files, directory: str, identity: TopicIdentity) -> bool:
@@ -448,12 +448,12 @@ def check_identity(files: Files, directory: str, identity: TopicIdentity) -> boo
 
     Raises `ForeignDirectory` if it names another topic.
     """
-    found = read_identity(files, directory)
-    if found is None:
+    stored = read_identity(files, directory)
+    if stored is None:
         return False
-    if found.uuid != identity.uuid_bytes.hex() or found.name != identity.name:
+    if stored.uuid != identity.uuid_bytes.hex() or stored.name != identity.name:
         raise ForeignDirectory(
-            f"{directory} belongs to topic {found.name!r} ({found.uuid}), not to "
+            f"{directory} belongs to topic {stored.name!r} ({stored.uuid}), not to "
             f"{identity.name!r} ({identity.uuid_bytes.hex()})"
         )
     return True

@@ -142,8 +142,8 @@ class StateStore(Environment):
     def uuid(self) -> bytes:
         """Return the UUID of the topic that the store belongs to."""
         with self.reading() as txn:
-            found: bytes = unwrap_meta(txn.get(META))["uuid"]
-            return found
+            uuid: bytes = unwrap_meta(txn.get(META))["uuid"]
+            return uuid
 
     def small_rows(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield key and wrapped value of the checkpoint and of each small row, without a check."""
@@ -205,28 +205,28 @@ class StateStore(Environment):
 
         Returns at most `limit` holes, the earliest first. The time is 0 if there is no next hole.
         """
-        found: list[HoleRow] = []
+        due_holes: list[HoleRow] = []
         with self.reading() as txn:
             name = DeferredRows(txn).name(channel)
             check_before(txn, prefix(DUE, name))
             for key, value in rows_of(txn, prefix(DUE, name)):
                 row = due_row(txn, name, key, value)
-                if row.due_ns > until_ns or len(found) >= limit:
-                    return found, row.due_ns
-                found.append(row)
-            if len(found) != (rows := DeferredRows(txn).counted(channel).rows):
+                if row.due_ns > until_ns or len(due_holes) >= limit:
+                    return due_holes, row.due_ns
+                due_holes.append(row)
+            if len(due_holes) != (rows := DeferredRows(txn).counted(channel).rows):
                 raise Damaged(
                     f"{self.path}: channel {channel!r} counts {rows} deferred rows, but "
-                    f"{len(found)} were found by due time"
+                    f"{len(due_holes)} were found by due time"
                 )
-        return found, 0
+        return due_holes, 0
 
     def deferred_at(self, channel: str, offsets: Sequence[int]) -> list[HoleRow]:
         """Return the deferred holes that have some of these offsets, each once."""
         with self.reading() as txn:
             name = DeferredRows(txn).name(channel)
-            found = (deferred_at(txn, name, offset) for offset in offsets)
-            return [*dict.fromkeys(row for row in found if row is not None)]
+            holes = (deferred_at(txn, name, offset) for offset in offsets)
+            return [*dict.fromkeys(row for row in holes if row is not None)]
 
     def first_unfinished(self, channel: str) -> int | None:
         """Return the lowest kept offset that a channel has not finished.

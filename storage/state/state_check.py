@@ -123,45 +123,45 @@ def _examine(path: str, timeout_s: float) -> Verdict:
         }
         return Verdict([f"{path}: LMDB crashed when it read this ({name})"], finished)
     try:
-        found = json.loads(done.stdout)
+        defects = json.loads(done.stdout)
     except ValueError:
         return Verdict(
             [f"{path} could not be checked: {done.stderr.decode(errors='replace')[-500:]}"],
             finished=False,
         )
-    return Verdict([str(one) for one in found], finished=True)
+    return Verdict([str(sentence) for sentence in defects], finished=True)
 
 
 def findings(path: str) -> list[str]:
     """Run the check in this process. It may kill the process."""
     if not Files().exists(f"{path}/{DATA_NAME}"):
         return [f"{path} has no {DATA_NAME}"]
-    found = _read(path) or wrong_pages(Files(), f"{path}/{DATA_NAME}")
-    return found if found or _size(path) > TRIAL_BYTES_MAX else _write_to_a_copy(path)
+    defects = _read(path) or wrong_pages(Files(), f"{path}/{DATA_NAME}")
+    return defects if defects or _size(path) > TRIAL_BYTES_MAX else _write_to_a_copy(path)
 
 
 def _read(path: str) -> list[str]:
-    found: list[str] = []
+    defects: list[str] = []
     try:
         with contextlib.closing(Environment(path, readonly=True)) as env, env.reading() as txn:
             entries = 0
             for key, value in rows_of(txn, b""):
                 entries += 1
-                with _noting(found):
+                with _noting(defects):
                     unwrap(key, value)
-                if len(found) >= _FINDINGS_MAX:
-                    return found
+                if len(defects) >= _FINDINGS_MAX:
+                    return defects
             if entries != txn.stat()["entries"]:
-                found.append(
+                defects.append(
                     f"{path}: {entries} rows can be read, but {txn.stat()['entries']} are recorded"
                 )
             is_state = _is_state(txn)
     except StorageError as error:
-        return [*found, str(error)]
-    if is_state and not found:
+        return [*defects, str(error)]
+    if is_state and not defects:
         with contextlib.closing(StateStore(path, readonly=True)) as store:
-            found += store.walk()
-    return found
+            defects += store.walk()
+    return defects
 
 
 def _is_state(txn: Any) -> bool:
@@ -201,14 +201,14 @@ def _trial(path: str) -> list[str]:
     The commits delete rows and write them again, and add other rows and remove them. So LMDB uses
     all its lists of free pages.
     """
-    found: list[str] = []
+    defects: list[str] = []
     try:
         with contextlib.closing(Environment(path, sync=False)) as env:
             for turn in range(_TRIAL_COMMITS):
                 env.write(partial(_churn, turn))
     except StorageError as error:
-        found.append(f"{path}: a commit to a copy fails: {str(error).removeprefix(f'{path}: ')}")
-    return found or _read(path)
+        defects.append(f"{path}: a commit to a copy fails: {str(error).removeprefix(f'{path}: ')}")
+    return defects or _read(path)
 
 
 def _churn(turn: int, txn: Any) -> None:
@@ -232,17 +232,17 @@ def _churn(turn: int, txn: Any) -> None:
 
 
 @contextlib.contextmanager
-def _noting(found: list[str]) -> Iterator[None]:
+def _noting(defects: list[str]) -> Iterator[None]:
     try:
         yield
     except Damaged as error:
-        found.append(str(error))
+        defects.append(str(error))
 
 
 def main(arguments: list[str]) -> int:
-    found = findings(arguments[0])
-    sys.stdout.write(json.dumps(found))
-    return 1 if found else 0
+    defects = findings(arguments[0])
+    sys.stdout.write(json.dumps(defects))
+    return 1 if defects else 0
 
 
 if __name__ == "__main__":

@@ -90,7 +90,9 @@ class Starts:
     def begin(self, now_ns: int) -> int:
         """Add this start. Return how many starts before it made no commit."""
         self.unproven, times = self._read()
-        self._times = [one for one in times if now_ns - STARTS_WITHIN_S * _NS < one <= now_ns]
+        self._times = [
+            start_ns for start_ns in times if now_ns - STARTS_WITHIN_S * _NS < start_ns <= now_ns
+        ]
         before = self.unproven
         if len(self._times) >= STARTS_MAX:
             before = max(before, UNPROVEN_MAX)
@@ -123,11 +125,11 @@ class Starts:
 
     def _read(self) -> tuple[int, list[int]]:
         try:
-            found = documents.loads(
+            note = documents.loads(
                 self._files.read_note(self._path, _NOTE_BYTES_MAX)
                 or '{"unproven": 0, "starts": []}'
             )
-            return int(found["unproven"]), [int(one) for one in found["starts"]]
+            return int(note["unproven"]), [int(start_ns) for start_ns in note["starts"]]
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return 0, []  # the process ended before it had written the whole file
 
