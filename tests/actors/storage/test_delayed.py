@@ -19,6 +19,7 @@ from zsq.actors.storage.delayed import MOVES, Clock, DelayedMessages, MoveState,
 from zsq.actors.storage.storage_actor import ProducerTable, StorageActor
 from zsq.actors.supervisor.commands.relayed import order_for
 from zsq.storage.delayed.delayed import DelayedStore
+from zsq.storage.delayed.delayed_format import DelayedKey, row_key
 from zsq.storage.directory.store import StoreOptions, create_store, open_store
 from zsq.storage.errors import DiskFull, StoreFailed
 from zsq.storage.files import Files
@@ -164,6 +165,32 @@ def test_delayed_blocks_are_answered_after_a_commit_that_they_share(bench: Bench
     ] == [(1, 1), (2, 2), (3, 1)]
     assert bench.hints == [bench.now_ns + 10 * S, bench.now_ns + 10 * S], (
         "as far as a scan looks ahead"
+    )
+
+
+def test_a_stored_block_is_answered_when_the_extension_confirms_it(bench: Bench) -> None:
+    bench.extension.holds = True
+    bench.publish(60)
+    bench.turn()
+    bench.run()
+    assert bench.told == []
+    bench.extension.release()
+    assert [type(message) for message in bench.told] == [Kept]
+
+
+def test_messages_lost_by_damage_raise_an_alarm_as_soon_as_it_is_found(bench: Bench) -> None:
+    ((due_ns, serial),) = bench.keep(5)
+    delayed = bench.store.delayed
+    assert delayed is not None
+    key = row_key(DelayedKey(due_ns, serial))
+    delayed.write(lambda txn: txn.put(key, txn.get(key)[:-1] + b"?"))
+    assert bench.harness.statistics()["delayed_alarm"] == ""
+    bench.now_ns += 5 * S
+    assert bench.scan()[0]
+    bench.run()
+    assert bench.harness.statistics()["delayed_lost"] == 2
+    assert bench.harness.statistics()["delayed_alarm"].startswith(
+        "2 delayed messages are lost because of damage: see "
     )
 
 
