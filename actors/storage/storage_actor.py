@@ -343,9 +343,6 @@ class StorageActor:
 
     # For the extension
 
-    def confirm_appends(self) -> None:
-        self._answer_durable()
-
     def fetched(self) -> None:
         self._reads.arrived()
 
@@ -376,7 +373,7 @@ class StorageActor:
         if mode != self.mode:
             self._change_mode(mode)
         self.extension.sync_changed(order.sync)
-        self._answer_durable()
+        self.confirm_appends()
         return p.Done(order.request, {"sync": order.sync})
 
     def _change_mode(self, mode: str) -> None:
@@ -388,7 +385,7 @@ class StorageActor:
         """
         self._log.sync()
         self.extension.synced()
-        self._answer_durable()
+        self.confirm_appends()
         if self.mode == "interval":
             self.host.cease(self._start_sync)
         self.mode = self._channels.sync = mode
@@ -537,10 +534,10 @@ class StorageActor:
         self._log.finish_sync(self._ticket)
         self._ticket = None
         self.extension.synced()
-        self._answer_durable()
+        self.confirm_appends()
 
-    def _answer_durable(self) -> None:
-        """Answer the appends that are durable.
+    def confirm_appends(self) -> None:
+        """Answer the appends that are durable, and that the extension lets be confirmed.
 
         When the log begins a new chunk, it syncs too. That sync counts even if the append that
         caused it failed.
@@ -572,7 +569,7 @@ class StorageActor:
 
     def turn(self) -> None:
         """Process what has arrived. The topic calls this once in each turn of the loop."""
-        self._answer_durable()
+        self.confirm_appends()
         if self.mode != "interval" or self._delayed.waits_for_log(self._log.synced_end):
             self._start_sync()
         self._delayed.turn(self._log.synced_end)
@@ -594,11 +591,11 @@ class StorageActor:
         them.
         """
         self.extension.synced()
-        self._answer_durable()
+        self.confirm_appends()
         if self.extension.confirms_late or self._written:
             # The topic must hear of the appends before it first, which may wait for the extension.
             self._written.append(_Pending(0, 0, 0, self._log.synced_end, []))
-            self._answer_durable()
+            self.confirm_appends()
             return
         self._listener.head_moved(self._log.synced_end)
 
