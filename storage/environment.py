@@ -106,16 +106,13 @@ class Environment:
         with translated(self.path), self._env.begin() as txn:
             yield txn
 
-    def dump(self, after: bytes = b"", bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
+    def dump(self, bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
         """Yield keys and values of all rows as stored, in lists of about 1 MiB, without a check.
 
-        No commit may run before the iterator ends or is closed. To dump a large store between
-        commits, take one list, close the iterator, and continue with another one `after` the last
-        key. The copy is right if it gets the lists and the changes in the order in which they were
-        made.
+        No commit may run before the iterator ends or is closed.
         """
         with self.reading() as txn:
-            yield from row_batches(txn, after, bytes_max)
+            yield from row_batches(txn, bytes_max)
 
     def write(self, work: Callable[[Any], _Result]) -> _Result:
         """Call `work` with a transaction, commit, and return its result.

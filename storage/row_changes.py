@@ -164,20 +164,11 @@ class RecordingCursor:
         return done
 
 
-def row_batches(txn: Any, after: bytes = b"", bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
-    """Yield all rows whose key is greater than `after`, in their order, in lists.
-
-    A list ends with the row that reaches `bytes_max`.
-    """
-    cursor = txn.cursor()
-    is_placed = cursor.set_range(after) if after else cursor.first()
-    if is_placed and cursor.key() == after:
-        is_placed = cursor.next()
-    if not is_placed:
-        return
+def row_batches(txn: Any, bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
+    """Yield all rows in their order, in lists. A list ends with the row that reaches `bytes_max`."""
     batch: list[Row] = []
     size = 0
-    for key, value in cursor:
+    for key, value in txn.cursor():
         batch.append((key, value))
         size += len(key) + len(value)
         if size >= bytes_max:

@@ -383,8 +383,8 @@ class DelayedStore(Environment):
         self.producers = producers
         """The producers after the last commit."""
 
-    def dump(self, after: bytes = b"", bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
-        batches = super().dump(after, bytes_max)
+    def dump(self, bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
+        batches = super().dump(bytes_max)
         while True:
             with self._trying("dump"):
                 batch = next(batches, None)

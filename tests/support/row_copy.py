@@ -56,50 +56,21 @@ class RowCopy:
         self.stream = b""
         self.rows: dict[bytes, bytes] = {}
         self.commits = 0
-        self._after: bytes | None = None
-        self.is_whole = False
-        """True if the stream has all rows."""
 
     def watch(self, store: Environment) -> None:
         store.on_changes = self._changed
 
     def dump(self, store: Environment, bytes_max: int) -> None:
         """Begin anew with all rows of the store."""
-        self._begin()
+        self.rows.clear()
+        self._take(BEGIN[self.kind], ())
         for batch in store.dump(bytes_max=bytes_max):
             self._take(self.kind, batch)
-        self.is_whole = True
-        self._after = None
-
-    def dump_some(self, store: Environment, bytes_max: int) -> None:
-        """Take the next rows of a dump that is divided by commits, or begin one."""
-        if self._after is None:
-            self._begin()
-        dump = store.dump(self._after or b"", bytes_max)
-        batch = next(dump, None)
-        dump.close()  # type: ignore[attr-defined]
-        if batch is None:
-            self.is_whole = True
-            self._after = None
-        else:
-            self._take(self.kind, batch)
-            self._after = batch[-1][0]
-
-    def finish_dump(self, store: Environment, bytes_max: int) -> None:
-        """Take the other rows of a dump that is divided by commits."""
-        while self._after is not None:
-            self.dump_some(store, bytes_max)
 
     def rebuild(self, path: Path) -> list[Row]:
         """Build the store from the frames. Return its rows."""
         assert build_store(Files(), str(path), self.kind, decode_frames(self.stream))
         return stored_rows(str(path))
-
-    def _begin(self) -> None:
-        self.is_whole = False
-        self._after = b""
-        self.rows.clear()
-        self._take(BEGIN[self.kind], ())
 
     def _changed(self, changes: list[Change]) -> None:
         self.commits += 1

@@ -101,14 +101,6 @@ class StateChanges(RuleBasedStateMachine):
     def dump(self, bytes_max: int) -> None:
         self.copy.dump(self.store, bytes_max)
 
-    @rule(bytes_max=st.integers(100, 1_000))
-    def dump_some(self, bytes_max: int) -> None:
-        self.copy.dump_some(self.store, bytes_max)
-
-    @rule(bytes_max=st.integers(1, 1_000))
-    def finish_dump(self, bytes_max: int) -> None:
-        self.copy.finish_dump(self.store, bytes_max)
-
     @rule()
     def reopen(self) -> None:
         self.store.close()
@@ -120,14 +112,14 @@ class StateChanges(RuleBasedStateMachine):
     def agrees(self) -> None:
         if hasattr(self, "store"):
             assert self.copy.commits == self.expected_commits
-            if self.copy.is_whole:
+            if self.copy.stream:
                 assert sorted(self.copy.rows.items()) == rows_now(self.store)
 
     def teardown(self) -> None:
         if not hasattr(self, "store"):
             return
         try:
-            if self.copy.is_whole:
+            if self.copy.stream:
                 self.check_the_copy()
         finally:
             self.store.close()
@@ -162,21 +154,6 @@ def test_changes_are_reported_after_the_commit_and_before_its_batch(state: State
     state.on_committed = lambda batch: order.append("batch")
     state.commit(StateBatch(paused_end=5))
     assert order == ["changes 5", "batch"]
-
-
-def test_a_dump_may_be_divided_by_commits(state: StateStore, tmp_path: Path) -> None:
-    copy = RowCopy(STATE)
-    copy.watch(state)
-    state.commit(StateBatch(hole_puts=[("c", start, 1, 1, start % 3) for start in range(60)]))
-    turns = 0
-    while not copy.is_whole:
-        copy.dump_some(state, 200)
-        puts = [("c", 7 * turns % 60, 1, 2, turns % 2), ("b", turns, 1, 1, 5)]
-        state.commit(StateBatch(hole_puts=puts, hole_gones=[("c", 11 * turns % 60)]))
-        turns += 1
-    assert turns > 20
-    assert sorted(copy.rows.items()) == copy.rebuild(tmp_path / "built") == rows_now(state)
-    assert state.walk() == []
 
 
 def test_an_unknown_row_is_copied_too(state: StateStore, tmp_path: Path) -> None:
