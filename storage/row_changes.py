@@ -93,12 +93,12 @@ class RecordingTransaction:
         return list(self._changes.items())
 
     def get(self, key: bytes, default: bytes | None = None) -> bytes | None:
-        found: bytes | None = self._txn.get(key, default)
-        return found
+        value: bytes | None = self._txn.get(key, default)
+        return value
 
     def stat(self) -> dict[str, int]:
-        found: dict[str, int] = self._txn.stat()
-        return found
+        counts: dict[str, int] = self._txn.stat()
+        return counts
 
     def put(self, key: bytes, value: bytes, **flags: bool) -> bool:
         done: bool = self._txn.put(key, value, **flags)
@@ -164,20 +164,11 @@ class RecordingCursor:
         return done
 
 
-def row_batches(txn: Any, after: bytes = b"", bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
-    """Yield all rows whose key is greater than `after`, in their order, in lists.
-
-    A list ends with the row that reaches `bytes_max`.
-    """
-    cursor = txn.cursor()
-    found = cursor.set_range(after) if after else cursor.first()
-    if found and cursor.key() == after:
-        found = cursor.next()
-    if not found:
-        return
+def row_batches(txn: Any, bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
+    """Yield all rows in their order, in lists. A list ends with the row that reaches `bytes_max`."""
     batch: list[Row] = []
     size = 0
-    for key, value in cursor:
+    for key, value in txn.cursor():
         batch.append((key, value))
         size += len(key) + len(value)
         if size >= bytes_max:
@@ -205,8 +196,8 @@ def encode_frames(
     for key, value in changes:
         assert kind not in _WITHOUT_ROWS
         assert key
-        own = _ROW.size + len(key) + (len(value) if value is not None else 0)
-        if parts and size + own > bytes_max:
+        row_bytes = _ROW.size + len(key) + (len(value) if value is not None else 0)
+        if parts and size + row_bytes > bytes_max:
             frames.append(_frame(kind, parts))
             kind = _FOLLOWING.get(kind, kind)
             parts, size = [], _HEAD.size + _KIND_BYTES
@@ -214,7 +205,7 @@ def encode_frames(
             parts += (_ROW.pack(len(key), _REMOVED), key)
         else:
             parts += (_ROW.pack(len(key), len(value)), key, value)
-        size += own
+        size += row_bytes
     if parts or (not frames and kind not in {STATE, DELAYED}):
         frames.append(_frame(kind, parts))
     return frames
@@ -237,9 +228,9 @@ def decode_frames(data: bytes | memoryview, *, complete: bool = False) -> Iterat
 
     def read(size: int) -> memoryview:
         nonlocal position
-        found = view[position : position + size]
-        position += len(found)
-        return found
+        piece = view[position : position + size]
+        position += len(piece)
+        return piece
 
     return read_frames(read, complete=complete)
 
@@ -286,11 +277,11 @@ def read_frames(
 
 def _read_all(read: Callable[[int], bytes | memoryview], size: int) -> bytes:
     """Return the next `size` bytes, or fewer at the end of the stream."""
-    found = bytes(read(size))
-    if len(found) == size or not found:
-        return found
-    pieces = [found]
-    size -= len(found)
+    data = bytes(read(size))
+    if len(data) == size or not data:
+        return data
+    pieces = [data]
+    size -= len(data)
     while size and (piece := read(size)):
         pieces.append(bytes(piece))
         size -= len(piece)

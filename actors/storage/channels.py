@@ -260,17 +260,17 @@ class Channels:
         sync: str,
         *,
         in_memory: bool = False,
-        withholds: Callable[[], bool] = lambda: False,
+        finishes_must_wait: Callable[[], bool] = lambda: False,
     ) -> None:
         """Take over the channels of the table.
 
-        `withholds` returns True while no finish may be confirmed, because a standby may have taken
-        over.
+        `finishes_must_wait` returns True while no finish may be confirmed, because a standby may
+        have taken over.
         """
         self._log = log
         self._state = state
         self.sync = sync
-        self._withholds = withholds
+        self._finishes_must_wait = finishes_must_wait
         self.rows = dict(table.channels)
         self.memory = MemoryRows()
         self.in_memory = in_memory
@@ -421,7 +421,7 @@ class Channels:
                 "E_LIMIT",
                 f"a topic can have at most {options.CHANNELS_MAX} channels; delete one first",
             )
-        own, start = made(message.settings)
+        settings, start = made(message.settings)
         begin = self._begin(start)
         row = {
             "next": begin,
@@ -429,7 +429,7 @@ class Channels:
             "paused": False,
             "created_ns": time.time_ns(),
             "counters": {},
-            "settings": own,
+            "settings": settings,
         }
         return ChannelRow.decode(row)
 
@@ -606,7 +606,7 @@ class Channels:
 
     def _answer_after_commit(self, port: Port, mail: Mail, message: p.Save) -> None:
         def answer() -> None:
-            data = {"withholds": True} if self._withholds() else {}
+            data = {"withholds": True} if self._finishes_must_wait() else {}
             port.send(mail.envelope, p.Done(message.request, data))
 
         self._state.then(answer)
@@ -671,9 +671,9 @@ def _kept(store: StateStore, channel: str, *, ordered: bool) -> tuple[list[HoleR
 
 
 def _answer_due(
-    port: Port, mail: Mail, message: p.Due, found: tuple[list[HoleRow], int, int]
+    port: Port, mail: Mail, message: p.Due, due_holes: tuple[list[HoleRow], int, int]
 ) -> None:
-    rows, next_due_ns, messages = found
+    rows, next_due_ns, messages = due_holes
     data = {
         "rows": tuple(tuple(row) for row in rows),
         "next_due_ns": next_due_ns,

@@ -22,7 +22,7 @@ A move:
 | REMOVING | removed | IDLE | send the next due time to the scan loop |
 
 While a move is in WRITTEN or REMOVING, its messages are both in the log and in the store of delayed
-messages. The state store's checkpoint must not pass them (`holds_checkpoint`), and nothing is
+messages. The state store's checkpoint must not pass them (`blocks_checkpoint`), and nothing is
 cancelled. After a crash in such a state, recovery decides (see `storage/delayed/delayed.py`).
 
 Due times are wall-clock times, and only this module looks at them. If the clock is set forward,
@@ -44,7 +44,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from ...storage.delayed.delayed import DelayedStore, DelayedSummary
 from ...storage.delayed.delayed_format import DelayedKey, DelayedRow, due_block
@@ -59,6 +59,8 @@ from ..runtime.port import Mail, Port
 from ..runtime.pulses import DelayedPulse
 from ..runtime.worker_thread import Jobs
 from ..settings import options
+from .extension_point import StorageExtension
+from .storage_listener import StorageListener
 
 log = logging.getLogger("zsq")
 
@@ -97,30 +99,20 @@ class _Put(NamedTuple):
     blocks: list[tuple[Block, int]]
 
 
-class DelayedListener(Protocol):
-    """The methods of a topic that its delayed messages call."""
-
-    def delayed_stored(self, request: int, keys: Sequence[tuple[int, int]]) -> None:
-        """Note that these blocks are stored under these keys: (due time, serial)."""
-
-    def delayed_failed(self, request: int, code: str, text: str) -> None:
-        """Note that these blocks are not stored."""
-
-
 class DelayedMessages:
     """The delayed messages of one topic.
 
     `listener` is the topic. `moved` is called with the log's end after an append. `hint` is called
     with the monotonic time at which a scan is needed, and `answer` with the answer to an order. No
-    move begins while `may_move` returns False. Call `resume` when it may have changed.
+    move begins while the extension forbids it. Call `resume` when this may have changed.
     """
 
     def __init__(
-        self, store: Store, title: str, thread: Jobs, listener: DelayedListener,
-        moved: Callable[[int], None], hint: Callable[[int], None], answer: Callable[[p.Done | p.Failed], None],
-        shortage: Shortage, clock: Clock | None = None, may_move: Callable[[], bool] = lambda: True,
+        self, store: Store, title: str, thread: Jobs, listener: StorageListener,
+        extension: StorageExtension, moved: Callable[[int], None], hint: Callable[[int], None],
+        answer: Callable[[p.Done | p.Failed], None], shortage: Shortage, clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        self._may_move = may_move
+        self._extension = extension
         self._held = False  # the last scan found due messages that may not move
         self.state = MoveState.IDLE
         self._open = False  # the topic is open, and messages may go to the log
@@ -180,7 +172,7 @@ class DelayedMessages:
         self._coming_bytes += size
         self._puts.append(_Put(request, end, due))
 
-    def held_bytes(self) -> int:
+    def waiting_bytes(self) -> int:
         """Return the size of messages that wait to be due or to be stored."""
         return self.summary.bytes + self._coming_bytes
 
@@ -197,7 +189,7 @@ class DelayedMessages:
             while self._puts and self._puts[0].end <= synced_end:
                 ready.append(self._puts.popleft())
             self._putting = True
-            blocks = [one for put in ready for one in put.blocks]
+            blocks = [pair for put in ready for pair in put.blocks]
             now = self._clock.wall_ns()
             self.submit(partial(self._kept, ready), lambda: self._use().put(blocks, now))
 
@@ -217,8 +209,9 @@ class DelayedMessages:
         before = self.summary.next_due_ns
         at = 0
         for put in puts:
-            self._listener.delayed_stored(
-                put.request, [tuple(key) for key in keys[at : at + len(put.blocks)]]
+            stored = [tuple(key) for key in keys[at : at + len(put.blocks)]]
+            self._extension.when_confirmable(
+                partial(self._listener.delayed_stored, put.request, stored)
             )
             at += len(put.blocks)
         self.look()
@@ -239,6 +232,9 @@ class DelayedMessages:
                 lambda: self._use().due(now, options.DELAYED_MOVE_BYTES, options.DELAYED_MOVE_ROWS),
             )
         port.send(mail.envelope, p.Scanned(message.request, dirty, self._next_scan_ns()))
+
+    def _may_move(self) -> bool:
+        return self._extension.may_move(options.DELAYED_MOVE_ROWS)
 
     def _next_scan_ns(self) -> int:
         """Return the monotonic time of the next scan, or 0 to wait for a hint."""
@@ -349,7 +345,7 @@ class DelayedMessages:
             self._held = False
             self._hint(self._next_scan_ns())
 
-    def holds_checkpoint(self) -> bool:
+    def blocks_checkpoint(self) -> bool:
         """Return True while the log has messages whose rows are still here."""
         return self.state in (MoveState.WRITTEN, MoveState.REMOVING)
 
@@ -369,12 +365,12 @@ class DelayedMessages:
         )
         return None
 
-    def _listed(self, request: int, found: Any) -> None:
-        self._check(found)
+    def _listed(self, request: int, rows: Any) -> None:
+        self._check(rows)
         messages = tuple(
-            {"key": one.key.text(), "due_ns": one.key.due_ns, "size": one.size, "body": one.body,
-             "message_key": one.message_key, "tag": one.message_tag}
-            for one in found
+            {"key": row.key.text(), "due_ns": row.key.due_ns, "size": row.size, "body": row.body,
+             "message_key": row.message_key, "tag": row.message_tag}
+            for row in rows
         )  # fmt: skip
         self._answer(p.Done(request, {"messages": messages}))
 
@@ -510,8 +506,8 @@ def sequences(stored: Sequences, delayed: Sequences) -> Sequences:
 
     The sequence of a producer counts both kinds.
     """
-    found = dict(stored.items())
+    merged = dict(stored.items())
     for producer_id, (expected, recent) in delayed.items():
         known, places = stored.get(producer_id, (0, ()))
-        found[producer_id] = max(known, expected), tuple(sorted((*places, *recent)))
-    return found
+        merged[producer_id] = max(known, expected), tuple(sorted((*places, *recent)))
+    return merged

@@ -8,7 +8,7 @@ storage knows the questions, and no extension.
 | group | methods |
 |---|---|
 | May a publish be accepted? | `admits`, `may_move`, `check`, `reserve`, `count_reserved`, `check_primary` |
-| When is what is stored confirmed? | `confirmed_end`, `readers_end`, `confirm`, `then`, `holds_...`, `is_over` |
+| When is what is stored confirmed? | `confirmed_end`, `readers_end`, `when_confirmable`, `when_safe`, `..._must_wait`, `is_over` |
 | What happens on the disk | `synced`, `policy_changed`, `sync_changed`, `turn`, `tick`, `gone`, `stop`, `end` |
 | Which files may leave the disk? | `archives`, `leavable`, `leave`, `keeps_remote`, `archived` |
 | Reports | `refusal`, `alarms`, `is_busy`, `is_settled`, `statistics` |
@@ -121,30 +121,30 @@ class StorageExtension:
         """
         return self.confirmed_end()
 
-    def confirm(self, action: Callable[[], object]) -> None:
+    def when_confirmable(self, action: Callable[[], object]) -> None:
         """Call `action` when a publish that is on the disk now may be confirmed."""
         action()
 
-    def then(self, action: Callable[[], object]) -> None:
-        """Call `action` when all that is synced and committed now would survive this machine, as
-        far as the extension promises it.
+    def when_safe(self, action: Callable[[], object]) -> None:
+        """Call `action` when all that is synced and committed now would survive the loss of this
+        machine, as far as the extension promises it.
         """
         action()
 
-    def holds_appends(self) -> bool:
+    def appends_must_wait(self) -> bool:
         """Return True while no append may be confirmed."""
         return False
 
-    def holds_finishes(self) -> bool:
+    def finishes_must_wait(self) -> bool:
         """Return True while no finish may be confirmed."""
         return False
 
-    def holds_repeats(self) -> bool:
+    def repeats_must_wait(self) -> bool:
         """Return True while a repeated block must not be confirmed, although it is stored."""
         return False
 
     def check_repeats(self) -> None:
-        """Raise `Refused` if producers have waited too long for `holds_repeats`."""
+        """Raise `Refused` if producers have waited too long for `repeats_must_wait`."""
 
     @property
     def is_over(self) -> bool:

@@ -224,12 +224,12 @@ class Reads:
         self, answer: Callable[[p.Position | p.Failed], object], order: p.FindOffset
     ) -> None:
         try:
-            found = self.find_for_order(answer, order)
+            reply = self.find_for_order(answer, order)
         except ZsqError as error:
             answer(p.Failed(order.request, error.code, error.text))
             return
-        if found is not None:
-            answer(found)
+        if reply is not None:
+            answer(reply)
 
     def offset_at(self, time_ns: int) -> int:
         """Return the first offset stored at that time or later, among kept and durable messages.

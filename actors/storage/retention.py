@@ -177,11 +177,11 @@ class RetentionRunner:
             if self._now_unfinished() + total <= bound:
                 return
         delayed, staged = self.delayed_bytes(), self.staged_bytes()
-        what = (
+        unfinished = (
             f"{self._now_unfinished()} bytes of max_bytes {bound} are not finished by all channels"
         )
-        what += f" ({delayed} of them are delayed)" if delayed else ""
-        what += f" ({staged} of them are staged)" if staged else ""
+        unfinished += f" ({delayed} of them are delayed)" if delayed else ""
+        unfinished += f" ({staged} of them are staged)" if staged else ""
         ways = (
             "finish or empty waiting messages, "
             + ("cancel delayed messages, " if delayed else "")
@@ -194,7 +194,7 @@ class RetentionRunner:
         )
         raise self._full(
             (
-                f"{more}: {what}; {ways}delete a channel that nobody reads, or raise the bound "
+                f"{more}: {unfinished}; {ways}delete a channel that nobody reads, or raise the bound "
                 "(zsq "
                 "topic set --max-bytes)"
             ),
@@ -293,19 +293,19 @@ class RetentionRunner:
             return
         view = self._view()
         policy = self._expiry()
-        found = plan(policy, view, self._keeper.last_time_ns)
-        if found.roll or (policy is not self.policy and is_ripe(self.policy, view)):
+        removal = plan(policy, view, self._keeper.last_time_ns)
+        if removal.roll or (policy is not self.policy and is_ripe(self.policy, view)):
             try:
                 self._log.roll(view.now_ns)
             # The chunk stays open. Chunks that are sealed can be removed and make room.
             except DiskFull as error:
                 log.debug("%s: a chunk cannot be sealed early: %s", self._title, error)
         covered = self._store.keeper.covered
-        if found.chunks and found.start > covered:
+        if removal.chunks and removal.start > covered:
             self._ask_for_snapshot()
-            found = plan(policy, view._replace(applied=covered), self._keeper.last_time_ns)
-        if found.chunks:
-            self._remove(found.start, found.chunks, view)
+            removal = plan(policy, view._replace(applied=covered), self._keeper.last_time_ns)
+        if removal.chunks:
+            self._remove(removal.start, removal.chunks, view)
         elif self._extension.archives:
             self._leave_disk(view)
 
@@ -516,11 +516,11 @@ class LogUpkeep:
             self._housekeeping.submit(self._kept, job)
         self._survey()
 
-    def _kept(self, said: list[str] | Exception) -> None:
+    def _kept(self, sentences: list[str] | Exception) -> None:
         for line in (
-            [f"copies of damaged blocks cannot be kept: {said}"]
-            if isinstance(said, Exception)
-            else said
+            [f"copies of damaged blocks cannot be kept: {sentences}"]
+            if isinstance(sentences, Exception)
+            else sentences
         ):
             log.error("%s: %s", self._title, line)
 
@@ -530,12 +530,12 @@ class LogUpkeep:
             self._surveying = True
             self._housekeeping.submit(self._surveyed, job)
 
-    def _surveyed(self, found: Sequence[Found] | Exception) -> None:
+    def _surveyed(self, findings: Sequence[Found] | Exception) -> None:
         self._surveying = False
-        if isinstance(found, Exception):
-            log.error("%s: old chunks cannot be checked: %s", self._title, found)
+        if isinstance(findings, Exception):
+            log.error("%s: old chunks cannot be checked: %s", self._title, findings)
             return
-        for alarm in self._log.survey.learn(found):
+        for alarm in self._log.survey.learn(findings):
             self.alarm(alarm)
         self._survey()
 

@@ -523,7 +523,7 @@ class Stages:
 
         `older` adds the stages of the app's earlier versions.
         """
-        found = []
+        stages = []
         for stage, row in self._stages.items():
             of_app, of_version, _, owner = row.transaction
             if (
@@ -531,8 +531,8 @@ class Stages:
                 and (of_version == version or (older and of_version < version))
                 and not is_foreign(owner, user)
             ):
-                found.append(stage)
-        return found
+                stages.append(stage)
+        return stages
 
     def check_user(self, stages: Iterable[bytes], user: str) -> None:
         """Raise `Refused` (E_FORBIDDEN) if one of the stages belongs to another user."""
@@ -577,7 +577,7 @@ class Stages:
                 E_BAD_ARGUMENT,
                 f"a commit can have at most {STAGE_PARTS_MAX} parts, not {len(parts)}",
             )
-        found: dict[bytes, None] = {}
+        seen: dict[bytes, None] = {}
         for part in parts:
             if (
                 type(part) is not tuple
@@ -595,11 +595,11 @@ class Stages:
                     "(zsq serve --stage-timeout)"
                 )
                 raise NotFound(E_NOT_FOUND, text)
-            if stage in found:
+            if stage in seen:
                 raise UsageError(E_BAD_ARGUMENT, f"part {stage.hex()} is named twice")
             row.check_part(transaction, part)
-            found[stage] = None
-        return [stage for stage in found if self._stages[stage].blocks]
+            seen[stage] = None
+        return [stage for stage in seen if self._stages[stage].blocks]
 
     def orphans(self, now_ns: int, open_kept_ns: int, sealed_kept_ns: int) -> list[bytes]:
         """Return the stages that were not used for at least that long, by the monotonic clock.
@@ -613,7 +613,7 @@ class Stages:
             seen_ns = self._links[row.owner].seen_ns if row.owner is not None else 0
             used[row.name] = max(row.used_ns, seen_ns)
             last[row.transaction] = max(last.get(row.transaction, 0), used[row.name])
-        found = []
+        expired = []
         for row in self._stages.values():
             used_ns, kept_ns = (
                 (last[row.transaction], sealed_kept_ns)
@@ -621,8 +621,8 @@ class Stages:
                 else (used[row.name], open_kept_ns)
             )
             if not row.sealing and used_ns < now_ns - kept_ns:
-                found.append(row.name)
-        return found
+                expired.append(row.name)
+        return expired
 
     def messages(self, stages: Iterable[bytes]) -> int:
         return sum(self._stages[stage].messages for stage in stages)

@@ -339,7 +339,7 @@ class StageCommits:
             # A takeover may lose a commit that is not shipped. A writer that believed in it would
             # leave its part out of the next try, which goes to the new primary.
             answer_now = partial(port.send, mail.envelope, p.Done(message.request, data))
-            self._state.then(partial(self._extension.then, answer_now))
+            self._state.then(partial(self._extension.when_safe, answer_now))
             return
         self._make_room(message.app)  # check now rather than when all blocks are staged
         self.core.check_open(message.stage, transaction)
@@ -396,7 +396,7 @@ class StageCommits:
         replies, core.replies = core.replies, []
         for peer, message in replies:
             if is_superseded(message):  # as in `open`
-                self._extension.then(partial(self._reply, peer, message))
+                self._extension.when_safe(partial(self._reply, peer, message))
             else:
                 self._reply(peer, message)
 
@@ -490,7 +490,7 @@ class StageCommits:
             }
             # The row of an empty commit may not be on disk yet.
             answer_now = partial(port.send, mail.envelope, p.Done(message.request, answer))
-            self._state.then(partial(self._extension.then, answer_now))
+            self._state.then(partial(self._extension.when_safe, answer_now))
             return
         if self._queue.waits(port, mail, message):
             return
@@ -571,9 +571,9 @@ class StageCommits:
         if group.messages:
             self.entered(sum(part[3] for part in message.parts))
             self._on_committed()
-            self._extension.then(answer_now)
+            self._extension.when_safe(answer_now)
         else:
-            self._state.then(partial(self._extension.then, answer_now))
+            self._state.then(partial(self._extension.when_safe, answer_now))
 
     def abort(self, port: Port, mail: Mail, message: p.Abort) -> None:
         user = user_of(mail.envelope)
@@ -594,7 +594,7 @@ class StageCommits:
             answer: Callable[[], object]
             answer = partial(port.send, mail.envelope, p.Done(message.request, data))
             if committed or message.version == p.VERSION_ASKED:
-                answer = partial(self._extension.then, answer)
+                answer = partial(self._extension.when_safe, answer)
             self._state.then(answer)
 
     def _drop(self, stages: Iterable[bytes], text: str, *, superseded: bool = False) -> None:

@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, cast
 
 from ...storage.directory.store import (
     Store,
@@ -57,12 +57,13 @@ from ..settings.starts import StorageStart
 from .backups import Backups, BackupState
 from .channels import Channels, OldestTimes
 from .commits import StateCommits
-from .delayed import DelayedListener, DelayedMessages, sequences
+from .delayed import DelayedMessages, sequences
 from .extension_point import extension_class
 from .reads import Reads
 from .retention import LogUpkeep, RetentionRunner
 from .stages import Stages
 from .staging import StageCommits
+from .storage_listener import StorageListener
 
 SEQUENCE_MAX: Final = 1 << 63
 _GONE_MAX = 1_000  # the most producers that one commit forgets
@@ -163,32 +164,15 @@ class Recovered(NamedTuple):
     visible_end: int
 
 
-class StorageListener(DelayedListener, Protocol):
-    """The methods of a topic that its storage calls, in the order of the appends."""
-
-    def appended(self, request: int, first_offset: int, time_ns: int) -> None:
-        """Note that an append is stored as the sync mode promises.
-
-        The offsets of its blocks are consecutive from `first_offset` on. All blocks have the time
-        `time_ns`.
-        """
-
-    def head_moved(self, head: int) -> None:
-        """Note the new durable end after an append that the topic did not make.
-
-        Such appends are committed stages, and delayed messages that became due.
-        """
-
-
 class StorageActor:
     """The storage of one topic. `host` is the actor whose process and loop it uses."""
 
-    def __init__(self, host: Actor[Any], given: StorageStart, listener: StorageListener) -> None:
+    def __init__(self, host: Actor[Any], start: StorageStart, listener: StorageListener) -> None:
         self.host = host
-        self.given = given
+        self.given = start
         self._listener = listener
-        self.title = f"topic {given.name}"
-        self.mode = log_mode(given.sync)
+        self.title = f"topic {start.name}"
+        self.mode = log_mode(start.sync)
         self.store = self._open()
         self._log = self.store.log
         self._sealed = False
@@ -201,10 +185,10 @@ class StorageActor:
         self._shortage = Shortage()
         self._oldest = OldestTimes(self._log.reader.header_at)
         self._threads: list[WorkerThread] = []
-        self.front = host.open_router(given.front)
-        self.reader = host.open_router(given.reader, answers_max=options.READER_ANSWERS_MAX)
+        self.front = host.open_router(start.front)
+        self.reader = host.open_router(start.reader, answers_max=options.READER_ANSWERS_MAX)
         self._make_parts(self.store.state.load())
-        self.push = host.open_pull(given.push, options.PUSH_MARK, self._take_pushes)
+        self.push = host.open_pull(start.push, options.PUSH_MARK, self._take_pushes)
         self._route()
         self._set_timers()
         self._delayed.opened(True)
@@ -215,8 +199,8 @@ class StorageActor:
 
     def _make_parts(self, table: Table) -> None:
         """Create the parts. Each part gets the other parts and the callbacks that it needs."""
-        given, store, title, send = self.given, self.store, self.title, self.front.send
-        in_memory = given.in_memory
+        start, store, title, send = self.given, self.store, self.title, self.front.send
+        in_memory = start.in_memory
         self._sync_thread = self._start_thread("sync", self._sync_results)
         state_thread = self._start_thread("state", lambda: self.state.on_results())
         stage_thread = self._start_thread("stage", lambda: self._stages.on_results())
@@ -228,27 +212,27 @@ class StorageActor:
         self.state = StateCommits(state_thread, store.state, table, title, store.keeper)
         self.extension = extension_class()(self)
         self._channels = Channels(
-            self._log, self.state, table, self.mode, in_memory=in_memory, withholds=self.extension.holds_finishes
+            self._log, self.state, table, self.mode, in_memory=in_memory, finishes_must_wait=self.extension.finishes_must_wait
         )  # fmt: skip
         self._delayed = DelayedMessages(
-            store, title, delayed_thread, self, self._delayed_moved, self._hint, self.host.answer_order, self._shortage,
-            may_move=lambda: self.extension.may_move(options.DELAYED_MOVE_ROWS),
+            store, title, delayed_thread, self._listener, self.extension, self._delayed_moved, self._hint,
+            self.host.answer_order, self._shortage,
         )  # fmt: skip
         stages = Stages()
         self._retention = RetentionRunner(
-            store, bytes.fromhex(given.uuid), self.state, self._channels, given.retention, title, self._housekeeping, send,
-            self._delayed.held_bytes, lambda: stages.staged_bytes, dropped_count=table.dropped, in_memory=in_memory,
+            store, bytes.fromhex(start.uuid), self.state, self._channels, start.retention, title, self._housekeeping, send,
+            self._delayed.waiting_bytes, lambda: stages.staged_bytes, dropped_count=table.dropped, in_memory=in_memory,
             extension=self.extension,
         )  # fmt: skip
-        self._retention.refused_count = given.refused_count
-        self._retention.removed_bytes = given.removed_bytes
+        self._retention.refused_count = start.refused_count
+        self._retention.removed_bytes = start.removed_bytes
         self._stages = StageCommits(
             store, self.state, stage_thread, table, stages,
-            self.host.open_router(given.stage, answers_max=options.STAGE_ANSWERS_MAX),
-            self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=given.stage_timeout_s,
-            message_bytes_max=given.message_bytes_max, in_memory=in_memory, closed=given.closed, extension=self.extension,
+            self.host.open_router(start.stage, answers_max=options.STAGE_ANSWERS_MAX),
+            self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=start.stage_timeout_s,
+            message_bytes_max=start.message_bytes_max, in_memory=in_memory, closed=start.closed, extension=self.extension,
         )  # fmt: skip
-        self._upkeep = LogUpkeep(store, title, self._housekeeping, is_woken=given.woken)
+        self._upkeep = LogUpkeep(store, title, self._housekeeping, is_woken=start.woken)
         self._reads = Reads(
             self._log,
             self._channels.end,
@@ -333,18 +317,18 @@ class StorageActor:
             then(value)
 
     def _open(self) -> Store:
-        given = self.given
-        identity = TopicIdentity(given.name, given.uuid, given.base_offset)
+        start = self.given
+        identity = TopicIdentity(start.name, start.uuid, start.base_offset)
         store_options = StoreOptions(
-            chunk_bytes=given.chunk_bytes, open_remote=extension_class().open_remote(given)
+            chunk_bytes=start.chunk_bytes, open_remote=extension_class().open_remote(start)
         )
         files = Files()
-        if given.create and not files.exists(given.directory):
-            create_store(files, given.directory, identity)
+        if start.create and not files.exists(start.directory):
+            create_store(files, start.directory, identity)
         deadline = time.monotonic() + options.LOCK_WAIT_S
         while True:
             try:
-                store = open_store(files, given.directory, store_options, identity)
+                store = open_store(files, start.directory, store_options, identity)
             except Locked as error:  # held by a previous process that is being killed
                 if time.monotonic() > deadline:
                     raise StartFailed(
@@ -353,14 +337,11 @@ class StorageActor:
                 time.sleep(0.02)
             else:
                 break
-        if given.failed:
-            check_writable(files, given.directory)
+        if start.failed:
+            check_writable(files, start.directory)
         return store
 
     # For the extension
-
-    def confirm_appends(self) -> None:
-        self._answer_durable()
 
     def fetched(self) -> None:
         self._reads.arrived()
@@ -392,7 +373,7 @@ class StorageActor:
         if mode != self.mode:
             self._change_mode(mode)
         self.extension.sync_changed(order.sync)
-        self._answer_durable()
+        self.confirm_appends()
         return p.Done(order.request, {"sync": order.sync})
 
     def _change_mode(self, mode: str) -> None:
@@ -404,19 +385,11 @@ class StorageActor:
         """
         self._log.sync()
         self.extension.synced()
-        self._answer_durable()
+        self.confirm_appends()
         if self.mode == "interval":
             self.host.cease(self._start_sync)
         self.mode = self._channels.sync = mode
         self._time_syncs()
-
-    # Delayed messages that were stored or not
-
-    def delayed_stored(self, request: int, keys: Sequence[tuple[int, int]]) -> None:
-        self.extension.confirm(partial(self._listener.delayed_stored, request, keys))
-
-    def delayed_failed(self, request: int, code: str, text: str) -> None:
-        self._listener.delayed_failed(request, code, text)
 
     # Appends
 
@@ -561,10 +534,10 @@ class StorageActor:
         self._log.finish_sync(self._ticket)
         self._ticket = None
         self.extension.synced()
-        self._answer_durable()
+        self.confirm_appends()
 
-    def _answer_durable(self) -> None:
-        """Answer the appends that are durable.
+    def confirm_appends(self) -> None:
+        """Answer the appends that are durable, and that the extension lets be confirmed.
 
         When the log begins a new chunk, it syncs too. That sync counts even if the append that
         caused it failed.
@@ -576,7 +549,7 @@ class StorageActor:
         while self._unsynced and self._unsynced[0].end <= synced_end:
             done = self._unsynced.popleft()
             self._producers.stored(done.producers, done.time_ns)
-        if self._written and self.extension.holds_appends():
+        if self._written and self.extension.appends_must_wait():
             return
         end = self.extension.confirmed_end()
         while self._written and self._written[0].end <= end:
@@ -596,7 +569,7 @@ class StorageActor:
 
     def turn(self) -> None:
         """Process what has arrived. The topic calls this once in each turn of the loop."""
-        self._answer_durable()
+        self.confirm_appends()
         if self.mode != "interval" or self._delayed.waits_for_log(self._log.synced_end):
             self._start_sync()
         self._delayed.turn(self._log.synced_end)
@@ -618,11 +591,11 @@ class StorageActor:
         them.
         """
         self.extension.synced()
-        self._answer_durable()
+        self.confirm_appends()
         if self.extension.confirms_late or self._written:
             # The topic must hear of the appends before it first, which may wait for the extension.
             self._written.append(_Pending(0, 0, 0, self._log.synced_end, []))
-            self._answer_durable()
+            self.confirm_appends()
             return
         self._listener.head_moved(self._log.synced_end)
 
@@ -646,7 +619,7 @@ class StorageActor:
 
         The thread must be idle, and the log synced beyond all offsets that the batch mentions.
         """
-        if not self.state.may_commit() or self._delayed.holds_checkpoint():
+        if not self.state.may_commit() or self._delayed.blocks_checkpoint():
             return
         if self.state.waits_for_log(self._log.synced_end):
             self._start_sync()
@@ -709,9 +682,9 @@ class StorageActor:
 
     def _troubles(self) -> list[str]:
         """Return the alarms that last as long as their causes."""
-        found = [self._reads.unreadable] if self._reads.unreadable else []
-        found += filter(None, [self.extension.refusal()])
-        return [*found, *self.extension.alarms()]
+        troubles = [self._reads.unreadable] if self._reads.unreadable else []
+        troubles += filter(None, [self.extension.refusal()])
+        return [*troubles, *self.extension.alarms()]
 
     def statistics(self) -> StoragePulse:
         floors = tuple(self._channels.floors())

@@ -98,7 +98,7 @@ class TopicActor(Actor[TopicStart]):
                 E_BAD_COMMAND,
                 f"producer id must be a number from 1 to 2^63 - 1, not {message.producer_id}",
             )
-        if self.storage.extension.holds_repeats():
+        if self.storage.extension.repeats_must_wait():
             # A block that is repeated counts as stored, so it must be certain that it stays so.
             self._early[mail.envelope] = partial(self.hello, port, mail, message)
             if len(self._early) > options.PRODUCERS_MAX:
@@ -153,7 +153,7 @@ class TopicActor(Actor[TopicStart]):
             return
         replies = self.ordering.publish(mail.envelope, block, time.monotonic_ns(), delay_ms)
         repeats = any(isinstance(reply.message, (p.Stored, p.Delayed)) for reply in replies)
-        if repeats and self.storage.extension.holds_repeats():
+        if repeats and self.storage.extension.repeats_must_wait():
             # Its Hello was answered before. On a new link, the next one waits.
             self.ordering.bye(mail.envelope)
             port.send(mail.envelope, p.Bye())
@@ -187,7 +187,7 @@ class TopicActor(Actor[TopicStart]):
         The refusal says why. Without it, a producer would only know that nothing came.
         """
         refusal: p.Failed | None = None
-        if self.storage.extension.holds_repeats():
+        if self.storage.extension.repeats_must_wait():
             try:
                 self.storage.extension.check_repeats()
             except Refused as error:

@@ -32,7 +32,7 @@ lost and reported. The other rows are not affected. `delayed_recovery.py` copies
 environment that cannot be opened or read, or that kills the process that reads it. `attempting`
 notes each risky step for the next start.
 
-One thread at a time uses the store. Without a lock file, LMDB must not be read while it is written.
+One thread at a time uses the store (`storage/environment.py`).
 """
 
 from __future__ import annotations
@@ -43,15 +43,13 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypedDict
 
-import lmdb
-
 from ...transport.block.block import Block
 from ...transport.wire.codec import pack_value, unpack_value
+from ..environment import DATA_NAME, MAP_BYTES, Environment, translated
 from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError, StoreFailed
 from ..files import TEMPORARY_SUFFIX, Files
-from ..row_changes import BATCH_BYTES, Change, RecordingTransaction, Row, row_batches
+from ..row_changes import BATCH_BYTES, Row
 from ..rows import META, SUM_MASK, crc_of, key_of, rows_of, unwrap, wrap
-from ..state.state import after_commit, says_full
 from .delayed_format import (
     PRODUCER,
     ROW,
@@ -109,10 +107,6 @@ class Listed(NamedTuple):
     message_key: bytes | None
 
 
-class MapFull(StorageError):
-    """The transaction needs more address space. The caller enlarges the map and tries again."""
-
-
 class Rows:
     """The rows of one transaction, and the meta row that counts them.
 
@@ -149,8 +143,8 @@ class Rows:
 
     def _pick_out(self, key: bytes) -> bytes | None:
         cursor = self.txn.cursor()
-        for found in islice(row_keys(cursor), WALK_MAX):
-            if found == key:
+        for other in islice(row_keys(cursor), WALK_MAX):
+            if other == key:
                 value: bytes = cursor.value()
                 cursor.delete()
                 return value
@@ -243,6 +237,10 @@ def decode_meta(value: bytes) -> DelayedMeta:
     return meta
 
 
+def progress_of(meta: DelayedMeta) -> Progress:
+    return Progress(meta["commits"], meta["serial"], meta["messages"])
+
+
 def row_keys(cursor: Any) -> Iterator[bytes]:
     """Yield the keys of all rows in their order on disk, with the cursor on each.
 
@@ -299,49 +297,12 @@ def holder(txn: Any, key: DelayedKey) -> DelayedRow | None:
 
 def listed_of(key: DelayedKey, block: Block, index: int, body_bytes: int) -> Listed:
     body = block.body.value(index) or b""
-    tag, own = block.tag, block.key
+    tag, key_column = block.tag, block.key
     message_tag = None if tag is None else tag.value(index)
-    return Listed(
-        key, len(body), body[:body_bytes], message_tag, None if own is None else own.value(index)
-    )
+    message_key = None if key_column is None else key_column.value(index)
+    return Listed(key, len(body), body[:body_bytes], message_tag, message_key)
 
 
-@contextmanager
-def translated(path: str) -> Iterator[None]:
-    """Convert errors of LMDB to errors of this package."""
-    try:
-        yield
-    except lmdb.MapFullError as error:
-        raise MapFull(str(error)) from error
-    except lmdb.Error as error:
-        text = f"{path}: {error}"
-        if says_full(error):
-            raise DiskFull(text) from error
-        if "No such file" in text:
-            raise ForeignDirectory(
-                f"{text}; zsq does not create it again: mount or restore it"
-            ) from error
-        unreadable = (
-            lmdb.CorruptedError,
-            lmdb.PageNotFoundError,
-            lmdb.InvalidError,
-            lmdb.VersionMismatchError,
-            lmdb.PageFullError,
-        )
-        # LMDB reports a wrong version in a head with the text in the next line.
-        if isinstance(error, unreadable) or "is not supported by this build" in text:
-            raise Damaged(text) from error
-        raise StoreFailed(text) from error
-    # `Cursor.delete` of the binding loses the error if the row after the deleted one is unreadable.
-    except SystemError as error:
-        raise Damaged(f"{path}: {error.__cause__ or error}") from error
-
-
-# The initial address space of the environment, which is doubled when it is full. It takes no memory
-# and no disk space.
-MAP_BYTES: Final = 16 * 1024 * 1024
-MAP_BYTES_MAX: Final = 1 << 42
-DATA_NAME: Final = "data.mdb"
 # If `delayed.attempt` contains this text, the next start rescues at once, without an examination.
 RESCUE: Final = "rescue"
 MARKED_EVERY: Final = 256  # `attempting` is called once for this number of runs
@@ -354,8 +315,8 @@ SHRINK_LIVE_BYTES_MAX: Final = 8 * 1024 * 1024
 EXPIRED_MAX: Final = 1_000  # the most producer rows that one `put` removes
 
 
-class DelayedStore:
-    """An open environment of delayed messages."""
+class DelayedStore(Environment):
+    """An open environment of delayed messages. `shrink` does not call `on_changes`."""
 
     def __init__(
         self,
@@ -371,8 +332,7 @@ class DelayedStore:
         Raises `ForeignDirectory` if it belongs to another topic or has another version, and
         `Damaged` if it cannot be read.
         """
-        self.path = path
-        self.attempting: Callable[[str], None] = lambda what: None
+        self.attempting: Callable[[str], None] = lambda operation: None
         """A function that is called with an operation's name before it runs, and with "" after it.
 
         It is called for the first run in this process, and then for every MARKED_EVERY-th run. If
@@ -383,35 +343,16 @@ class DelayedStore:
         """A function that gets a damaged row's key, value and defect before the row is deleted."""
         self.committed: Callable[[Progress], None] = lambda progress: None
         """A function that is called after each commit."""
-        self.on_changes: Callable[[list[Change]], None] | None = None
-        """A function that gets the rows that each commit changed, after the commit.
-
-        The method that commits raises its errors. The commit has taken effect then, so the store
-        must be closed. `shrink` does not call it, because it changes no row.
-        """
         self._tried: dict[str, int] = {}  # the number of runs of each operation
         self._uuid = uuid
-        self._open(map_bytes, create)
+        super().__init__(path, map_bytes, create=create)
         try:
             if create:
                 self._create(uuid, first_serial)
             self._load(uuid)
         except BaseException:
-            self._env.close()
+            self.close()
             raise
-
-    def _open(self, map_bytes: int, create: bool) -> None:
-        with translated(self.path):
-            self._env = lmdb.open(
-                self.path,
-                map_size=map_bytes,
-                max_dbs=0,
-                lock=False,
-                create=create,
-                readahead=False,
-                meminit=True,
-            )
-        self._map_bytes = int(self._env.info()["map_size"])
 
     def _create(self, uuid: bytes, first_serial: int) -> None:
         meta = DelayedMeta(
@@ -425,12 +366,11 @@ class DelayedStore:
             lost=0,
             uuid=uuid,
         )
-        with translated(self.path), self._env.begin(write=True) as txn:
-            txn.put(META, wrap(META, pack_value(meta)))
+        self.write(lambda txn: txn.put(META, wrap(META, pack_value(meta))))
 
     def _load(self, uuid: bytes) -> None:
         producers: dict[int, DelayedProducer] = {}
-        with translated(self.path), self._env.begin() as txn:
+        with self.reading() as txn:
             meta = read_meta(txn)
             if meta["uuid"] != uuid:
                 raise ForeignDirectory(f"{self.path} holds the delayed messages of another topic")
@@ -439,36 +379,18 @@ class DelayedStore:
                     *unpack_value(unwrap(key, value))
                 )
             self.summary, self._sound = summary_of(txn, meta)
-            self.progress = Progress(meta["commits"], meta["serial"], meta["messages"])
+            self.progress = progress_of(meta)
         self.producers = producers
         """The producers after the last commit."""
 
-    def close(self) -> None:
-        self._env.close()
-
-    def copy(self, folder: str) -> None:
-        """Copy all committed rows as an environment into the empty `folder`, without a sync."""
-        with translated(self.path):
-            self._env.copy(folder)
-
-    def dump(self, after: bytes = b"", bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
-        """Yield keys and values of all rows as stored, in lists of about 1 MiB, without a check.
-
-        Nothing else may use the store before the iterator ends or is closed. To dump a large store
-        between commits, take one list, close the iterator, and continue with another one `after`
-        the last key. The copy is right if it gets the lists and the changes in the order in which
-        they were made.
-        """
-        with translated(self.path):
-            txn = self._env.begin()
-        with txn:
-            batches = row_batches(txn, after, bytes_max)
-            while True:
-                with self._trying("dump"), translated(self.path):
-                    batch = next(batches, None)
-                if batch is None:
-                    return
-                yield batch
+    def dump(self, bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
+        batches = super().dump(bytes_max)
+        while True:
+            with self._trying("dump"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     # Storing messages
 
@@ -529,11 +451,11 @@ class DelayedStore:
         saved to files and removed. It is also damage if the meta row counts messages but there is
         no row.
         """
-        found: list[DelayedRow] = []
+        due_rows: list[DelayedRow] = []
         damaged: list[tuple[bytes, bytes, str]] = []
         first = True
         size = 0
-        with self._trying("due"), translated(self.path), self._env.begin() as txn:
+        with self._trying("due"), self.reading() as txn:
             for key, value in rows_from(txn):
                 first = False
                 try:
@@ -545,16 +467,16 @@ class DelayedStore:
                     damaged.append((key, value, str(error)))
                 else:
                     size += row.block.length
-                    if found and (size > bytes_max or len(found) >= rows_max):
+                    if due_rows and (size > bytes_max or len(due_rows) >= rows_max):
                         break
-                    found.append(row)
+                    due_rows.append(row)
                 if len(damaged) >= rows_max:
                     break
         if damaged:
             self._drop_damaged(damaged)
         elif first and self.summary.messages:
             self._commit("drop", lambda rows: None)
-        return found
+        return due_rows
 
     def _drop_damaged(self, damaged: Sequence[tuple[bytes, bytes, str]]) -> None:
         for key, value, why in damaged:
@@ -681,22 +603,22 @@ class DelayedStore:
             files.make_folder(copy)
             try:
                 with self._trying("shrink"):  # this reads every page
-                    self._env.copy(copy, compact=True)
+                    self.copy(copy, compact=True)
                 fd = files.open_append(f"{copy}/{DATA_NAME}")
                 try:
                     files.sync(fd)
                 finally:
                     files.close(fd)
-                self._env.close()
+                self.close()
                 files.rename(f"{copy}/{DATA_NAME}", f"{self.path}/{DATA_NAME}")
                 self._sync_name(files)
             finally:
                 files.remove_tree(copy)
-        except (lmdb.Error, OSError):
+        except (Damaged, OSError):
             return False
         finally:
-            self._env.close()
-            self._open(MAP_BYTES, create=False)
+            self.close()
+            self._open(MAP_BYTES)
             self._load(self._uuid)
         return True
 
@@ -717,8 +639,8 @@ class DelayedStore:
 
         This leaves damaged rows out. `due` saves them to files and removes them.
         """
-        found: list[Listed] = []
-        with self._trying("list"), translated(self.path), self._env.begin() as txn:
+        messages: list[Listed] = []
+        with self._trying("list"), self.reading() as txn:
             start = holder(txn, after) if after is not None else None
             begin = row_key(start.key if start is not None else after) if after is not None else b""
             for key, value in rows_from(txn, begin):
@@ -727,59 +649,40 @@ class DelayedStore:
                 except Damaged:
                     continue
                 for index in range(row.block.count):
-                    own = DelayedKey(row.key.due_ns, row.key.serial + index)
-                    if after is not None and own <= after:
+                    message_key = DelayedKey(row.key.due_ns, row.key.serial + index)
+                    if after is not None and message_key <= after:
                         continue
-                    if len(found) >= limit:
-                        return found
-                    found.append(listed_of(own, row.block, index, body_bytes))
-        return found
+                    if len(messages) >= limit:
+                        return messages
+                    messages.append(listed_of(message_key, row.block, index, body_bytes))
+        return messages
 
     # Commits
 
-    def _commit(self, what: str, work: Callable[[Rows], None], *, counts: bool = True) -> None:
-        with self._trying(what):
-            recorder = self._write(work, counts=counts)
-        if recorder is not None and self.on_changes is not None:
-            self.on_changes(recorder.changes())
+    def _commit(self, operation: str, work: Callable[[Rows], None], *, counts: bool = True) -> None:
+        def write(txn: Any) -> tuple[DelayedSummary, Rows]:
+            rows = Rows(txn, self._sound)
+            work(rows)
+            return rows.finish(counts=counts), rows
 
-    def _write(self, work: Callable[[Rows], None], *, counts: bool) -> RecordingTransaction | None:
-        """Commit the work. Return the record of the changed rows, if anybody wants it."""
-        while True:
-            try:
-                with translated(self.path), self._env.begin(write=True) as txn:
-                    recorder = RecordingTransaction(txn) if self.on_changes is not None else None
-                    rows = Rows(recorder or txn, self._sound)
-                    work(rows)
-                    summary = rows.finish(counts=counts)
-                self.summary, self._sound = summary, rows.sound
-                self.progress = Progress(
-                    rows.meta["commits"], rows.meta["serial"], rows.meta["messages"]
-                )
-                if counts:
-                    self.committed(self.progress)
-                return recorder
-            except MapFull as error:
-                if self._map_bytes * 2 > MAP_BYTES_MAX:
-                    raise DiskFull(
-                        f"{self.path} has reached its limit of {MAP_BYTES_MAX} bytes"
-                    ) from error
-                self._map_bytes *= 2
-                self._env.set_mapsize(self._map_bytes)
-            except DiskFull as error:
-                raise after_commit(self._env, error) from error
+        with self._trying(operation):
+            self.summary, rows = self.write(write)
+        self._sound = rows.sound
+        self.progress = progress_of(rows.meta)
+        if counts:
+            self.committed(self.progress)
 
     @contextmanager
-    def _trying(self, what: str) -> Iterator[None]:
+    def _trying(self, operation: str) -> Iterator[None]:
         """Call `attempting` around the first run of an operation and each MARKED_EVERY-th run.
 
         The first run alone is not enough, because later runs read other pages. If the operation
         finds damage, the mark stays, and the next start examines the environment.
         """
-        times = self._tried.get(what, 0)
+        times = self._tried.get(operation, 0)
         marked = times % MARKED_EVERY == 0
         if marked:
-            self.attempting(what)
+            self.attempting(operation)
         try:
             yield
         except (DiskFull, OSError):
@@ -788,8 +691,8 @@ class DelayedStore:
             raise
         except StorageError:
             if not marked:
-                self.attempting(what)
+                self.attempting(operation)
             raise
-        self._tried[what] = times + 1
+        self._tried[operation] = times + 1
         if marked:
             self.attempting("")

@@ -97,8 +97,8 @@ def producer_key(producer_id: int) -> bytes:
 def parse_producer_key(key: bytes) -> int:
     if len(key) != 1 + _U64.size:
         raise Damaged(f"a delayed producer has the invalid key {key[:40]!r}")
-    found: int = _U64.unpack_from(key, 1)[0]
-    return found
+    producer_id: int = _U64.unpack_from(key, 1)[0]
+    return producer_id
 
 
 def names_itself(key: bytes, value: bytes) -> bool:
@@ -121,16 +121,16 @@ def encode_row(row: DelayedRow) -> tuple[bytes, bytes]:
 
 def decode_row(key: bytes, value: bytes) -> DelayedRow:
     """Return the row. Raises `Damaged` if any byte of it is damaged."""
-    found = parse_row_key(key)
+    first_key = parse_row_key(key)
     data = unwrap(key, value)
     try:
         header = decode_header(data[:HEADER_BYTES])
     except ZsqError as error:
-        raise Damaged(f"the delayed row {found.text()} is not a block: {error}") from None
+        raise Damaged(f"the delayed row {first_key.text()} is not a block: {error}") from None
     columns = data[HEADER_BYTES:]
     if header.length != len(data):
         raise Damaged(
-            f"the delayed row {found.text()} is not a block: it has {len(data)} bytes, but its "
+            f"the delayed row {first_key.text()} is not a block: it has {len(data)} bytes, but its "
             f"header says {header.length}"
         )
     try:
@@ -138,10 +138,10 @@ def decode_row(key: bytes, value: bytes) -> DelayedRow:
         check_columns(header, columns)
     except ZsqError as error:
         raise Damaged(
-            f"the block in the delayed row {found.text()} is not the one that was published: "
+            f"the block in the delayed row {first_key.text()} is not the one that was published: "
             f"{error}"
         ) from None
-    return DelayedRow(found, Block(header, columns, columns))
+    return DelayedRow(first_key, Block(header, columns, columns))
 
 
 def count_of(key: bytes, value: bytes) -> int:

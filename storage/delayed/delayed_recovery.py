@@ -44,18 +44,18 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Final
 
-import lmdb
 from crc32c import crc32c
 
 from ...transport.block.block import DELAYED
 from .. import documents
+from ..environment import DATA_NAME, Environment
 from ..errors import Damaged, DiskFull, ForeignDirectory, NotHere, StoreFailed, is_full
 from ..files import TEMPORARY_SUFFIX, Files
 from ..lmdb_pages import PageReader, RowTree
 from ..log.log import Log
 from ..log.log_format import BAD_SUFFIX, DELAYED_NAME
 from ..rows import META, SUM_MASK, crc_of, key_of
-from ..state.state_check import DATA_NAME, examine
+from ..state.state_check import examine
 from .delayed import (
     RESCUE,
     DelayedMeta,
@@ -63,7 +63,6 @@ from .delayed import (
     Progress,
     decode_meta,
     read_meta,
-    translated,
 )
 from .delayed_format import ROW, DelayedKey, decode_row
 
@@ -117,10 +116,10 @@ def _note_made(files: Files, directory: str) -> None:
 
     The loss is important, because the acknowledged messages in the folder are nowhere else.
     """
-    made = f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}"
+    mark = f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}"
     with contextlib.suppress(OSError):
-        if not files.exists(made):
-            files.write_file(made, b"")
+        if not files.exists(mark):
+            files.write_file(mark, b"")
             files.sync_folder(directory)
 
 
@@ -129,13 +128,13 @@ def _tell_if_gone(files: Files, directory: str, alarms: list[str]) -> None:
 
     An operator who removes the folder on purpose gets the alarm too.
     """
-    made = f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}"
-    if files.exists(made):
+    mark = f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}"
+    if files.exists(mark):
         alarms.append(
             f"{directory}/{DELAYED_NAME} is missing, with all delayed messages that were in it; "
             "their number is not known"
         )
-        files.remove(made)
+        files.remove(mark)
         files.sync_folder(directory)
 
 
@@ -324,7 +323,7 @@ def _newest_trees(reader: PageReader) -> tuple[list[RowTree], DelayedMeta | None
     if not metas:
         return [], None
     first, meta = metas[0]
-    newest, newest_meta = max(metas, key=lambda one: -1 if one[1] is None else one[1]["commits"])
+    newest, newest_meta = max(metas, key=lambda pair: -1 if pair[1] is None else pair[1]["commits"])
     if meta is None:
         readable = sum(1 for _ in reader.values(first))
         if readable == first.entries:
@@ -378,11 +377,11 @@ def drop_moved(store: DelayedStore, log: Log) -> None:
 
 
 def _remove(store: DelayedStore, keys: Iterator[DelayedKey], *, counts: bool) -> int:
-    found = 0
+    count = 0
     while batch := list(islice(keys, MOVED_MAX)):
         store.remove(batch, counts=counts)
-        found += len(batch)
-    return found
+        count += len(batch)
+    return count
 
 
 def _fallen_back(store: DelayedStore, log: Log, noted: Progress) -> str:
@@ -417,20 +416,20 @@ def noted_progress(files: Files, path: str) -> Progress:
     try:
         line, _, crc = files.read_note(f"{path}/{NOTE_NAME}", NOTE_BYTES_MAX).rpartition(b" ")
         if crc == b"%08x\n" % crc32c(line):
-            found = Progress(**documents.loads(line))
-            return found if all(type(one) is int for one in found) else Progress()
+            progress = Progress(**documents.loads(line))
+            return progress if all(type(number) is int for number in progress) else Progress()
     except (OSError, ValueError, TypeError, RecursionError):
         pass
     return Progress()
 
 
 def _connect(store: DelayedStore, files: Files, directory: str) -> None:
-    store.attempting = lambda what: _mark(files, store.path, what)
+    store.attempting = lambda operation: _mark(files, store.path, operation)
     store.committed = lambda progress: note_progress(files, store.path, progress)
     store.set_aside = lambda key, value, why: _keep_bad(files, directory, key, value, why)
 
 
-def _mark(files: Files, path: str, what: str) -> None:
+def _mark(files: Files, path: str, operation: str) -> None:
     """Write or remove the file `delayed.attempt`. Errors are ignored.
 
     If the file cannot be written, the end of the process is noticed one start later, or only by the
@@ -440,8 +439,8 @@ def _mark(files: Files, path: str, what: str) -> None:
     with contextlib.suppress(OSError):
         if files.exists(name):
             files.remove(name)
-        if what:
-            files.write_file(name, what.encode())
+        if operation:
+            files.write_file(name, operation.encode())
 
 
 def _keep_bad(files: Files, directory: str, key: bytes, value: bytes, why: str) -> None:
@@ -485,11 +484,11 @@ def check_delayed(path: str) -> list[str]:
     verdict = examine(path)
     if verdict.findings or not verdict.finished:
         return verdict.findings
-    found, commits = counted(path)
+    defects, commits = counted(path)
     noted = noted_progress(Files(), path).commits
     if commits < noted:
-        found.append(f"{path} has {commits} commits, but {noted} were recorded")
-    return found
+        defects.append(f"{path} has {commits} commits, but {noted} were recorded")
+    return defects
 
 
 def counted(path: str) -> tuple[list[str], int]:
@@ -498,13 +497,7 @@ def counted(path: str) -> tuple[list[str], int]:
     The caller must have checked that no row is damaged.
     """
     rows = messages = size = total = 0
-    with (
-        translated(path),
-        contextlib.closing(
-            lmdb.open(path, lock=False, readonly=True, create=False, readahead=True)
-        ) as env,
-        env.begin() as txn,
-    ):
+    with contextlib.closing(Environment(path, readonly=True)) as env, env.reading() as txn:
         meta = read_meta(txn)
         for key, value in txn.cursor():
             if key == META:
@@ -530,10 +523,6 @@ def counted(path: str) -> tuple[list[str], int]:
 
 def uuid_of(path: str) -> bytes:
     """Return the UUID of the topic of an environment without damage."""
-    with (
-        translated(path),
-        contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env,
-        env.begin() as txn,
-    ):
-        found: bytes = read_meta(txn)["uuid"]
-        return found
+    with contextlib.closing(Environment(path, readonly=True)) as env, env.reading() as txn:
+        uuid: bytes = read_meta(txn)["uuid"]
+        return uuid

@@ -19,7 +19,6 @@ under a temporary name and then renames it, so an incomplete directory never has
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from crc32c import crc32c
 from .. import documents
 from ..delayed.delayed import DelayedStore
 from ..delayed.delayed_recovery import make_delayed, open_delayed
+from ..environment import MAP_BYTES
 from ..errors import DiskFull, ForeignDirectory, StorageError, StoreFailed, Unreadable, is_full
 from ..files import TEMPORARY_SUFFIX, Files
 from ..log.chunk import ArchivedChunk, create_chunk
@@ -53,7 +53,7 @@ from ..log.ring import RING_BYTES
 from ..space import reserve_bytes
 from ..staging.stage import recover_stages
 from ..staging.staging import Staging
-from ..state.state import MAP_BYTES, StateBatch, StateStore
+from ..state.state import StateBatch, StateStore
 from ..state.state_keeper import OpenedState, open_state
 from .replay import replay
 
@@ -100,10 +100,10 @@ class TopicIdentity:
 
     @property
     def uuid_bytes(self) -> bytes:
-        found = bytes.fromhex(self.uuid.replace("-", ""))
-        if len(found) != 16:
+        uuid = bytes.fromhex(self.uuid.replace("-", ""))
+        if len(uuid) != 16:
             raise ValueError(f"a uuid has 32 hex digits, not {self.uuid!r}")
-        return found
+        return uuid
 
 
 class Store:
@@ -365,16 +365,12 @@ def _close_quietly(log: Log) -> None:
 
 def _encode_identity(identity: TopicIdentity) -> bytes:
     """Encode one line of JSON for people and programs, and the checksum of that line."""
-    line = json.dumps(
-        {
-            "zsq": "topic",
-            "version": VERSION,
-            "name": identity.name,
-            "uuid": identity.uuid_bytes.hex(),
-            "base_offset": identity.base_offset,
-        }
-    )
-    return f"{line}\n{crc32c(line.encode()):08x}\n".encode()
+    row = {
+        "name": identity.name,
+        "uuid": identity.uuid_bytes.hex(),
+        "base_offset": identity.base_offset,
+    }
+    return documents.encode_line("topic", VERSION, row)
 
 
 def check_writable(files: Files, directory: str) -> None:
@@ -430,21 +426,21 @@ def read_identity(files: Files, directory: str) -> TopicIdentity | None:
     if rest != b"%08x\n" % crc32c(line):
         return None
     try:
-        found = documents.loads(line)
-        kind, version = found.get("zsq"), found.get("version")
-        made = (
-            TopicIdentity(found["name"], found["uuid"], found["base_offset"])
+        row = documents.loads(line)
+        kind, version = row.get("zsq"), row.get("version")
+        identity = (
+            TopicIdentity(row["name"], row["uuid"], row["base_offset"])
             if (kind, version) == ("topic", VERSION)
             else None
         )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None
-    if made is None:
+    if identity is None:
         raise ForeignDirectory(
             f"{path} has format version {version}, and this zsq reads only version {VERSION}; "
             "use a newer zsq"
         )
-    return made
+    return identity
 
 
 def check_identity(files: Files, directory: str, identity: TopicIdentity) -> bool:
@@ -452,12 +448,12 @@ def check_identity(files: Files, directory: str, identity: TopicIdentity) -> boo
 
     Raises `ForeignDirectory` if it names another topic.
     """
-    found = read_identity(files, directory)
-    if found is None:
+    stored = read_identity(files, directory)
+    if stored is None:
         return False
-    if found.uuid != identity.uuid_bytes.hex() or found.name != identity.name:
+    if stored.uuid != identity.uuid_bytes.hex() or stored.name != identity.name:
         raise ForeignDirectory(
-            f"{directory} belongs to topic {found.name!r} ({found.uuid}), not to "
+            f"{directory} belongs to topic {stored.name!r} ({stored.uuid}), not to "
             f"{identity.name!r} ({identity.uuid_bytes.hex()})"
         )
     return True

@@ -77,7 +77,7 @@ class TransactionRow(NamedTuple):
     messages: int
     time_ns: int
     user: str = ""
-    """The owner of the app. Rows written before owners were introduced have none."""
+    """The owner of the app, or "" without one."""
 
 
 class StagedFile(NamedTuple):
@@ -211,8 +211,9 @@ def encode_mark(mark: Mark) -> bytes:
         "parts": mark.parts,
         "adopted": mark.adopted,
         "unsealed": mark.unsealed,
+        "user": user,
     }
-    data = pack_value(document | ({"user": user} if user else {}))
+    data = pack_value(document)
     padding = -(_LENGTH_BYTES + len(data)) % ALIGNMENT
     body = len(data).to_bytes(_LENGTH_BYTES, "little") + data + bytes(padding)
     length = HEADER_BYTES + len(body) + TRAILER_BYTES
@@ -237,9 +238,7 @@ def decode_mark(columns: Buffer) -> Mark:
     try:
         document: dict[str, Any] = unpack_value(columns[_LENGTH_BYTES : _LENGTH_BYTES + size])
         return Mark(
-            Transaction(
-                document["app"], document["version"], document["kind"], document.get("user", "")
-            ),
+            Transaction(document["app"], document["version"], document["kind"], document["user"]),
             document["first"],
             document["messages"],
             document["appended"],

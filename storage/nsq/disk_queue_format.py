@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -164,23 +163,6 @@ def decode_length(buffer: bytes | memoryview, at: int = 0) -> int:
     """Return the value of the length field, which may be impossible."""
     length: int = _LENGTH.unpack_from(buffer, at)[0]
     return length
-
-
-def scan_records(
-    buffer: bytes | memoryview, size_min: int, size_max: int
-) -> Iterator[tuple[int, int]]:
-    """Yield (begin, end) of the payload of each whole record.
-
-    Stops at the first record that is incomplete or has an impossible length.
-    """
-    at = 0
-    while at + LENGTH_BYTES <= len(buffer):
-        begin = at + LENGTH_BYTES
-        size = decode_length(buffer, at)
-        if not size_min <= size <= size_max or begin + size > len(buffer):
-            return
-        at = begin + size
-        yield begin, at
 
 
 # Messages

@@ -155,14 +155,14 @@ class Stage:
         These files no longer belong to the stage.
         """
         self.blocks, self.messages, self.size_bytes, self.checksum = before[:4]
-        made = self.files[before.files :]
+        later_files = self.files[before.files :]
         del self.files[before.files :]
         if self.files:
             file = self.files[-1]
             file.blocks, file.messages, file.data_end = before.last
             file.written = file.data_end
             file.synced = min(file.synced, file.data_end)
-        return made
+        return later_files
 
 
 class StageTicket:

@@ -133,18 +133,18 @@ class Staging:
 
         Raises `NotFound`, or `UsageError` if the stage has no final seal.
         """
-        found = self._get(stage)
-        if not found.final:
+        sealed_stage = self._get(stage)
+        if not sealed_stage.final:
             raise UsageError(
                 E_BAD_ARGUMENT, f"stage {stage.hex()} is not sealed; seal it before the commit"
             )
-        return StagedPart(stage, self._folder, tuple(file.row() for file in found.files))
+        return StagedPart(stage, self._folder, tuple(file.row() for file in sealed_stage.files))
 
     def _get(self, stage: bytes) -> Stage:
-        found = self._stages.get(stage)
-        if found is None:
+        known = self._stages.get(stage)
+        if known is None:
             raise NotFound(E_NOT_FOUND, f"stage {stage.hex()} does not exist (any more)")
-        return found
+        return known
 
     # Writing
 
@@ -157,8 +157,8 @@ class Staging:
         stage belongs to another transaction. Raises `Refused` if it belongs to another user, or if
         there are too many stages.
         """
-        found = self._stages.get(stage)
-        if found is None:
+        known = self._stages.get(stage)
+        if known is None:
             if len(self._stages) >= STAGES_MAX:
                 raise Refused(
                     E_LIMIT,
@@ -167,21 +167,21 @@ class Staging:
                         "until some expire"
                     ),
                 )
-            found = self._stages[stage] = Stage(stage, transaction, partition)
-        if is_foreign(found.transaction.user, transaction.user):
+            known = self._stages[stage] = Stage(stage, transaction, partition)
+        if is_foreign(known.transaction.user, transaction.user):
             raise Refused(
-                E_FORBIDDEN, f"stage {stage.hex()} belongs to user {found.transaction.user!r}"
+                E_FORBIDDEN, f"stage {stage.hex()} belongs to user {known.transaction.user!r}"
             )
-        if found.transaction[:3] != transaction[:3]:
+        if known.transaction[:3] != transaction[:3]:
             raise UsageError(
                 E_BAD_ARGUMENT,
                 (
-                    f"stage {stage.hex()} belongs to transaction {found.transaction}, not to "
+                    f"stage {stage.hex()} belongs to transaction {known.transaction}, not to "
                     f"{transaction}"
                 ),
             )
-        found.used_ns = max(found.used_ns, now_ns)
-        return found.blocks, found.sealed
+        known.used_ns = max(known.used_ns, now_ns)
+        return known.blocks, known.sealed
 
     def append(self, stage: bytes, blocks: Sequence[Block], now_ns: int | None = None) -> int:
         """Write consecutive blocks and return the number of the next block.
@@ -191,13 +191,13 @@ class Staging:
         Raises `StoreFailed` if the process must end and recover.
         """
         self._check()
-        found = self._get(stage)
-        if found.ended:
+        staged = self._get(stage)
+        if staged.ended:
             raise UsageError(
                 E_BAD_ARGUMENT,
                 f"stage {stage.hex()} is sealed and accepts no more blocks; begin a new stage",
             )
-        for number, block in enumerate(blocks, found.blocks):
+        for number, block in enumerate(blocks, staged.blocks):
             if block.header.sequence != number:
                 raise UsageError(
                     E_BAD_ARGUMENT,
@@ -208,15 +208,15 @@ class Staging:
                 )
         now_ns = time.time_ns() if now_ns is None else now_ns
         self._space.take(sum(block.header.length for block in blocks), now_ns)
-        before = found.snapshot()
+        before = staged.snapshot()
         try:
             rest: Sequence[Block] = blocks
             while rest:
-                rest = self._write(found, self._file_for(found, rest[0].header.length), rest)
+                rest = self._write(staged, self._file_for(staged, rest[0].header.length), rest)
         except (OSError, Refused, StoreFailed) as error:
-            self._cut_back(found, before, error)
-        found.used_ns = max(found.used_ns, now_ns)
-        return found.blocks
+            self._cut_back(staged, before, error)
+        staged.used_ns = max(staged.used_ns, now_ns)
+        return staged.blocks
 
     def _file_for(self, stage: Stage, length: int) -> StageFile:
         """Return the file for a block of this length: the stage's last file, or a new one."""
@@ -309,19 +309,19 @@ class Staging:
         Nothing has changed then. Several tickets may be unfinished at a time, even for one stage.
         """
         self._check()
-        found = self._get(stage)
-        if final and not found.ended:
-            before = found.snapshot()
+        staged = self._get(stage)
+        if final and not staged.ended:
+            before = staged.snapshot()
             try:
-                for file in found.files:
+                for file in staged.files:
                     self._write_footer(file)
             except (OSError, StoreFailed) as error:
-                for file in found.files:
+                for file in staged.files:
                     file.written = file.data_end
-                self._cut_back(found, before, error)
-            found.ended = True
-        found.used_ns = max(found.used_ns, time.time_ns() if now_ns is None else now_ns)
-        ticket = StageTicket(self._files, found, self._folder)
+                self._cut_back(staged, before, error)
+            staged.ended = True
+        staged.used_ns = max(staged.used_ns, time.time_ns() if now_ns is None else now_ns)
+        ticket = StageTicket(self._files, staged, self._folder)
         for file, _, _ in ticket.targets:
             file.pins += 1
         self._tickets.append(ticket)
@@ -369,11 +369,11 @@ class Staging:
         """
         files: list[StageFile] = []
         for name in stages:
-            found = self._stages.pop(name, None)
+            dropped = self._stages.pop(name, None)
             batch.stage_puts.pop(name, None)
             batch.stage_gones.append(name)
-            if found is not None:
-                files += found.files
+            if dropped is not None:
+                files += dropped.files
         for file in files:
             file.synced = file.written  # a sync is no longer needed
             self._open.close(file)
@@ -392,15 +392,15 @@ class Staging:
         Staging then no longer knows these files.
         """
         kept = []
-        found: list[StageFile] = []
+        purged_files: list[StageFile] = []
         for dropped, files in self._dropped:
             if batch is not None and dropped is not batch:
                 kept.append((dropped, files))
                 continue
-            found += files
+            purged_files += files
         self._dropped = kept
-        self._count -= len(found)
-        return found
+        self._count -= len(purged_files)
+        return purged_files
 
     def remove(self, files: Iterable[StageFile]) -> None:
         """Remove files, in any thread. The next start removes files that cannot be removed now."""

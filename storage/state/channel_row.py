@@ -24,8 +24,8 @@ _KINDS: Final = {
 class ChannelRow:
     """The row of a channel. `next_offset` is the channel's cursor.
 
-    None means that the map does not contain the name. Version 0.1.0 wrote only the first four
-    names.
+    None means that the map does not contain the name. An import from nsqd writes only the first
+    four names.
     """
 
     next_offset: int
@@ -49,20 +49,20 @@ class ChannelRow:
     """The map from which the row was read."""
 
     @classmethod
-    def decode(cls, found: object) -> ChannelRow:
+    def decode(cls, row_map: object) -> ChannelRow:
         """Return the row that this map describes. Raises `ValueError` if the map is not a row."""
-        if not isinstance(found, dict) or "next" not in found:
+        if not isinstance(row_map, dict) or "next" not in row_map:
             raise ValueError(
-                f"a channel's row must be a map with its cursor `next`, not {reprlib.repr(found)}"
+                f"a channel's row must be a map with its cursor `next`, not {reprlib.repr(row_map)}"
             )
         for name, kind in _KINDS.items():
-            if name in found and type(found[name]) is not kind:
+            if name in row_map and type(row_map[name]) is not kind:
                 raise ValueError(
-                    f"{name} of a channel's row must be of type {kind.__name__}, not {reprlib.repr(found[name])}"
+                    f"{name} of a channel's row must be of type {kind.__name__}, not {reprlib.repr(row_map[name])}"
                 )
         return cls(
-            found["next"], found.get("paused", False), found.get("created_ns"), found.get("counters", {}), found.get("settings"),
-            found.get("first"), found.get("begin"), found.get("emptied"), found.get("clock_ns"), found,
+            row_map["next"], row_map.get("paused", False), row_map.get("created_ns"), row_map.get("counters", {}), row_map.get("settings"),
+            row_map.get("first"), row_map.get("begin"), row_map.get("emptied"), row_map.get("clock_ns"), row_map,
         )  # fmt: skip
 
     def encode(self) -> dict[str, object]:

@@ -13,13 +13,10 @@ the old one or the new one.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypedDict, cast
-
-from crc32c import crc32c
 
 from ...transport.wire.codec import pack_value
 from .. import documents
@@ -42,6 +39,7 @@ from .state_rows import (
 )
 
 SNAPSHOT_NAME: Final = "state.snapshot"
+SNAPSHOT_KIND: Final = "state snapshot"
 SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_BYTES_MAX: Final = 1 << 31
 SNAPSHOT_HEAD_MAX: Final = 1 << 20  # a thousand channels with deferred holes need about 100 KB
@@ -51,8 +49,6 @@ _CHECKSUM_BYTES: Final = 9  # eight digits and a line feed
 class _Head(TypedDict):
     """The head line. `deferred` has rows, messages and lowest offset by channel."""
 
-    zsq: str
-    version: int
     uuid: str
     time_ns: int
     commits: int
@@ -83,9 +79,7 @@ def encode_snapshot(
     """
     dumped = list(rows)
     commits = sum(unwrap_meta(value)["commits"] for key, value in dumped if key == META)
-    head: _Head = {
-        "zsq": "state snapshot",
-        "version": SNAPSHOT_VERSION,
+    head = {
         "uuid": uuid.hex(),
         "time_ns": time_ns,
         "commits": commits,
@@ -95,9 +89,8 @@ def encode_snapshot(
             if total.rows
         },
     }
-    line = json.dumps(head).encode()
-    frames = (*encode_frames(STATE_BEGIN, dumped), *encode_frames(END))
-    return b"%s\n%08x\n%s" % (line, crc32c(line), b"".join(frames))
+    line = documents.encode_line(SNAPSHOT_KIND, SNAPSHOT_VERSION, head)
+    return b"".join((line, *encode_frames(STATE_BEGIN, dumped), *encode_frames(END)))
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
@@ -127,21 +120,10 @@ def decode_snapshot(data: bytes) -> Snapshot:
 
 def _head(data: bytes) -> tuple[_Head, int]:
     """Return the head, and the position where the rows begin."""
-    line, _, rest = data.partition(b"\n")
-    if rest[:_CHECKSUM_BYTES] != b"%08x\n" % crc32c(line):
-        raise Damaged("the snapshot's head is damaged")
-    try:
-        head = documents.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise Damaged(f"the snapshot's head is damaged: {error}") from error
-    if not isinstance(head, dict) or head.get("zsq") != "state snapshot":
-        raise Damaged("the snapshot's head is damaged")
-    if head.get("version") != SNAPSHOT_VERSION:
-        raise ForeignDirectory(
-            f"the snapshot has format version {head.get('version')}, and this zsq reads only "
-            f"version {SNAPSHOT_VERSION}; use a newer zsq"
-        )
-    return cast("_Head", head), len(line) + 1 + _CHECKSUM_BYTES
+    begin = data.find(b"\n") + 1 + _CHECKSUM_BYTES
+    return cast(
+        "_Head", documents.decode_line(data[:begin], SNAPSHOT_KIND, SNAPSHOT_VERSION)
+    ), begin
 
 
 def rows_without_deferred(snapshot: Snapshot) -> tuple[list[Row], dict[str, int]]:

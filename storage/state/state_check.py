@@ -23,18 +23,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-import lmdb
-
-from ..errors import Damaged, ForeignDirectory
+from ..environment import DATA_NAME, Environment
+from ..errors import Damaged, ForeignDirectory, StorageError
 from ..files import Files
 from ..lmdb_pages import wrong_pages
 from ..rows import META, rows_of, unwrap
 from .state import StateStore
 from .state_rows import SMALL_RANGES, unwrap_meta
 
-DATA_NAME: Final = "data.mdb"
 COPY_SUFFIX: Final = ".check"
 COPY_BYTES: Final = 4 * 1024 * 1024
 TRIAL_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -124,50 +123,45 @@ def _examine(path: str, timeout_s: float) -> Verdict:
         }
         return Verdict([f"{path}: LMDB crashed when it read this ({name})"], finished)
     try:
-        found = json.loads(done.stdout)
+        defects = json.loads(done.stdout)
     except ValueError:
         return Verdict(
             [f"{path} could not be checked: {done.stderr.decode(errors='replace')[-500:]}"],
             finished=False,
         )
-    return Verdict([str(one) for one in found], finished=True)
+    return Verdict([str(sentence) for sentence in defects], finished=True)
 
 
 def findings(path: str) -> list[str]:
     """Run the check in this process. It may kill the process."""
     if not Files().exists(f"{path}/{DATA_NAME}"):
         return [f"{path} has no {DATA_NAME}"]
-    found = _read(path) or wrong_pages(Files(), f"{path}/{DATA_NAME}")
-    return found if found or _size(path) > TRIAL_BYTES_MAX else _write_to_a_copy(path)
+    defects = _read(path) or wrong_pages(Files(), f"{path}/{DATA_NAME}")
+    return defects if defects or _size(path) > TRIAL_BYTES_MAX else _write_to_a_copy(path)
 
 
 def _read(path: str) -> list[str]:
-    found: list[str] = []
+    defects: list[str] = []
     try:
-        with (
-            contextlib.closing(
-                lmdb.open(path, lock=False, readonly=True, create=False, readahead=True)
-            ) as env,
-            env.begin() as txn,
-        ):
+        with contextlib.closing(Environment(path, readonly=True)) as env, env.reading() as txn:
             entries = 0
             for key, value in rows_of(txn, b""):
                 entries += 1
-                with _noting(found):
+                with _noting(defects):
                     unwrap(key, value)
-                if len(found) >= _FINDINGS_MAX:
-                    return found
+                if len(defects) >= _FINDINGS_MAX:
+                    return defects
             if entries != txn.stat()["entries"]:
-                found.append(
+                defects.append(
                     f"{path}: {entries} rows can be read, but {txn.stat()['entries']} are recorded"
                 )
             is_state = _is_state(txn)
-    except lmdb.Error as error:
-        return [*found, f"{path}: {error}"]
-    if is_state and not found:
+    except StorageError as error:
+        return [*defects, str(error)]
+    if is_state and not defects:
         with contextlib.closing(StateStore(path, readonly=True)) as store:
-            found += store.walk()
-    return found
+            defects += store.walk()
+    return defects
 
 
 def _is_state(txn: Any) -> bool:
@@ -207,20 +201,17 @@ def _trial(path: str) -> list[str]:
     The commits delete rows and write them again, and add other rows and remove them. So LMDB uses
     all its lists of free pages.
     """
-    found: list[str] = []
+    defects: list[str] = []
     try:
-        with contextlib.closing(
-            lmdb.open(path, lock=False, create=False, sync=False, map_size=1 << 40)
-        ) as env:
+        with contextlib.closing(Environment(path, sync=False)) as env:
             for turn in range(_TRIAL_COMMITS):
-                with env.begin(write=True) as txn:
-                    _churn(txn, turn)
-    except lmdb.Error as error:
-        found.append(f"{path}: a commit to a copy fails: {error}")
-    return found or _read(path)
+                env.write(partial(_churn, turn))
+    except StorageError as error:
+        defects.append(f"{path}: a commit to a copy fails: {str(error).removeprefix(f'{path}: ')}")
+    return defects or _read(path)
 
 
-def _churn(txn: Any, turn: int) -> None:
+def _churn(turn: int, txn: Any) -> None:
     for begin, end in SMALL_RANGES:
         old = [
             (key, value)
@@ -241,17 +232,17 @@ def _churn(txn: Any, turn: int) -> None:
 
 
 @contextlib.contextmanager
-def _noting(found: list[str]) -> Iterator[None]:
+def _noting(defects: list[str]) -> Iterator[None]:
     try:
         yield
     except Damaged as error:
-        found.append(str(error))
+        defects.append(str(error))
 
 
 def main(arguments: list[str]) -> int:
-    found = findings(arguments[0])
-    sys.stdout.write(json.dumps(found))
-    return 1 if found else 0
+    defects = findings(arguments[0])
+    sys.stdout.write(json.dumps(defects))
+    return 1 if defects else 0
 
 
 if __name__ == "__main__":

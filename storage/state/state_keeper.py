@@ -46,6 +46,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from .. import documents
+from ..environment import DATA_NAME
 from ..errors import Damaged, DiskFull, ForeignDirectory, StoreFailed, Unreadable, is_full
 from ..files import TEMPORARY_SUFFIX, Files
 from ..log.log_format import BAD_SUFFIX, STATE_NAME, parse_chunk_name
@@ -59,7 +60,7 @@ from .snapshot import (
     write_snapshot,
 )
 from .state import StateBatch, StateStore, Table
-from .state_check import CHECK_S, DATA_NAME, examine, remove_copy
+from .state_check import CHECK_S, examine, remove_copy
 from .state_rows import new_meta
 
 SNAPSHOT_EVERY_S: Final = 60.0
@@ -89,7 +90,9 @@ class Starts:
     def begin(self, now_ns: int) -> int:
         """Add this start. Return how many starts before it made no commit."""
         self.unproven, times = self._read()
-        self._times = [one for one in times if now_ns - STARTS_WITHIN_S * _NS < one <= now_ns]
+        self._times = [
+            start_ns for start_ns in times if now_ns - STARTS_WITHIN_S * _NS < start_ns <= now_ns
+        ]
         before = self.unproven
         if len(self._times) >= STARTS_MAX:
             before = max(before, UNPROVEN_MAX)
@@ -122,11 +125,11 @@ class Starts:
 
     def _read(self) -> tuple[int, list[int]]:
         try:
-            found = documents.loads(
+            note = documents.loads(
                 self._files.read_note(self._path, _NOTE_BYTES_MAX)
                 or '{"unproven": 0, "starts": []}'
             )
-            return int(found["unproven"]), [int(one) for one in found["starts"]]
+            return int(note["unproven"]), [int(start_ns) for start_ns in note["starts"]]
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return 0, []  # the process ended before it had written the whole file
 

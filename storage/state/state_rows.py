@@ -304,15 +304,14 @@ def small_puts(batch: StateBatch) -> dict[bytes, bytes]:
         (PRODUCER + U64.pack(number), pack_value(tuple(row)))
         for number, row in batch.producers.items()
     )
-    for stage, row in batch.stage_puts.items():  # an empty user is left out
-        rows[STAGE + stage] = pack_value(
-            {name: value for name, value in row._asdict().items() if name != "user" or value}
-        )
+    rows.update(
+        (STAGE + stage, pack_value(row._asdict())) for stage, row in batch.stage_puts.items()
+    )
     rows.update(
         (ARCHIVED + U64.pack(row.base_offset), pack_value(tuple(row))) for row in batch.archived
     )
     rows.update(
-        (TRANSACTION + app.encode(), pack_value(tuple(row) if row.user else tuple(row)[:-1]))
+        (TRANSACTION + app.encode(), pack_value(tuple(row)))
         for app, row in batch.transactions.items()
     )
     return rows

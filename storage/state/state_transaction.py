@@ -68,10 +68,10 @@ def check_before(txn: Any, begin: bytes) -> None:
     place. If the rows on both sides are not damaged, the search ended at the right place.
     """
     cursor = txn.cursor()
-    found = cursor.set_range(begin)
-    if found:
+    is_placed = cursor.set_range(begin)
+    if is_placed:
         unwrap(bytes(cursor.key()), bytes(cursor.value()))
-    if cursor.prev() if found else cursor.last():
+    if cursor.prev() if is_placed else cursor.last():
         unwrap(bytes(cursor.key()), bytes(cursor.value()))
 
 
@@ -110,9 +110,11 @@ def first_unfinished(txn: Any, kind: bytes, channel: str, start: int) -> int | N
     head = prefix(kind, channel)
     check_before(txn, head + U64.pack(start))
     cursor = txn.cursor()
-    found = cursor.set_range(head + U64.pack(start))
-    following = start_of(bytes(cursor.key())) if found and cursor.key().startswith(head) else None
-    if (cursor.prev() if found else cursor.last()) and cursor.key().startswith(head):
+    is_placed = cursor.set_range(head + U64.pack(start))
+    following = (
+        start_of(bytes(cursor.key())) if is_placed and cursor.key().startswith(head) else None
+    )
+    if (cursor.prev() if is_placed else cursor.last()) and cursor.key().startswith(head):
         key = bytes(cursor.key())
         if start_of(key) + HOLE_ROW.unpack(unwrap(key, bytes(cursor.value())))[0] > start:
             return start
@@ -125,8 +127,8 @@ def deferred_at(txn: Any, channel: str, offset: int) -> HoleRow | None:
     after = head + U64.pack(offset + 1)
     check_before(txn, after)
     cursor = txn.cursor()
-    found = cursor.set_range(after)
-    if not (cursor.prev() if found else cursor.last()) or not cursor.key().startswith(head):
+    is_placed = cursor.set_range(after)
+    if not (cursor.prev() if is_placed else cursor.last()) or not cursor.key().startswith(head):
         return None
     key = bytes(cursor.key())
     row = HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(key, bytes(cursor.value()))))
@@ -156,10 +158,10 @@ def remove_rows(txn: Any, begin: bytes) -> list[bytes]:
     """
     removed = []
     cursor = txn.cursor()
-    found = cursor.set_range(begin)
-    while found and cursor.key().startswith(begin):
+    is_placed = cursor.set_range(begin)
+    while is_placed and cursor.key().startswith(begin):
         removed.append(bytes(cursor.value()[:4]))
-        found = cursor.delete() and bool(cursor.key())
+        is_placed = cursor.delete() and bool(cursor.key())
     return removed
 
 

@@ -4,8 +4,8 @@ its snapshot and the log.
 
 from __future__ import annotations
 
+from zsq.storage.environment import DATA_NAME
 from zsq.storage.log.log_format import STATE_NAME
-from zsq.storage.state.state_check import DATA_NAME
 
 from .life import Facts, Life
 

@@ -412,11 +412,8 @@ def _try_nsq(data: bytes) -> bool:
     with contextlib.suppress(Damaged):
         assert disk_queue_format.decode_meta(data[:256]) is not None
         taken = True
-    for begin, end in disk_queue_format.scan_records(data, 1, 1 << 20):
-        assert 4 <= begin <= end <= len(data)
-        with contextlib.suppress(Damaged):
-            disk_queue_format.decode_message(memoryview(data)[begin:end])
-        taken = True
+    with contextlib.suppress(Damaged):
+        disk_queue_format.decode_message(memoryview(data)[disk_queue_format.LENGTH_BYTES :])
     for at in range(min(len(data), 64)):
         disk_queue_format.looks_like_message(data, at, 1 << 20)
     with contextlib.suppress(ForeignDirectory):

@@ -129,7 +129,9 @@ def sync(node: ast.AST, parents: Parents) -> str | None:
     if (
         isinstance(node, ast.Call)
         and ast.unparse(node.func) == "lmdb.open"
-        and not any(one.arg == "sync" for one in node.keywords)
+        and not any(
+            word.arg == "sync" and isinstance(word.value, ast.Constant) for word in node.keywords
+        )
     ):
         readonly = any(
             one.arg == "readonly"

@@ -169,7 +169,10 @@ def _around(one: _Found, data: bytes, starts: list[int], number: int) -> tuple[s
         text = data[begin:end].decode()
         return f"(({text}) if _switch.off({number}) else ", ")"
     if one.how == "unsynced":
-        return f", sync=not _switch.off({number})", ""
+        assert isinstance(one.node, ast.Call)
+        named = [keyword.arg for keyword in one.node.keywords]
+        text = " and" if "sync" in named else ", sync="  # `sync` is the last argument
+        return f"{text} not _switch.off({number})", ""
     return f"_switch.{one.how}({number}, ", ")"
 
 

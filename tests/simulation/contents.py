@@ -158,7 +158,7 @@ def _topic(folder: str, name: str, row: TopicRow, objects: Mapping[str, bytes]) 
                 offset = first + block.count
         delayed = []
         if store.delayed is not None:
-            with store.delayed._env.begin() as txn:
+            with store.delayed.reading() as txn:
                 rows = [decode_row(bytes(key), bytes(value)) for key, value in rows_from(txn)]
             delayed = [bytes(body or b"") for one in rows for body in one.block.body.values()]
         table = store.state.load()

@@ -30,6 +30,8 @@ from support.history import number_of
 from zsq.actors.storage.retention import RetentionRunner
 from zsq.actors.storage.storage_actor import StorageActor
 from zsq.storage.bucket.shipping.tick_format import decode_index
+from zsq.storage.delayed.delayed import DelayedStore
+from zsq.storage.delayed.delayed_format import DelayedKey
 from zsq.storage.log.group import CommittedGroup
 from zsq.storage.log.log import Log
 from zsq.storage.retention import LogView
@@ -332,7 +334,7 @@ def watch() -> None:
     """Record what the topics accept, and when it is on the disk."""
     append, append_group, finish = Log.append, Log.append_group, Log.finish_sync
     remove = RetentionRunner._remove
-    delay, stored = StorageActor.append_delayed, StorageActor.delayed_stored
+    delay, put = StorageActor.append_delayed, DelayedStore.put
 
     def disasters() -> Any:
         world = the_world()
@@ -402,10 +404,11 @@ def watch() -> None:
                 if _is_ours(bodies):
                     record.accept(self.given.name, list(map(number_of, bodies)), -1, at_ns)
 
-    def was_stored(self: Any, request: int, keys: Any) -> None:
+    def stored(store: DelayedStore, blocks: Any, used_ns: int) -> list[DelayedKey]:
+        keys = put(store, blocks, used_ns)
         if (record := disasters()) is not None:
-            record.stored(self.given.name)
-        stored(self, request, keys)
+            record.stored(topic_of(store.path.rpartition("/")[0])[0])
+        return keys
 
     def removed(runner: RetentionRunner, start: int, chunks: int, view: LogView) -> None:
         if (record := disasters()) is not None and (topic := topic_of(runner._log._folder)[0]):
@@ -418,7 +421,9 @@ def watch() -> None:
     module.append, module.append_group = appended, group_appended
     module.finish_sync = finished
     module = StorageActor
-    module.append_delayed, module.delayed_stored = delayed, was_stored
+    module.append_delayed = delayed
+    module = DelayedStore
+    module.put = stored
 
 
 def _note_former(former: Any, log: Log, blocks: Sequence[Any], offset: int) -> None:

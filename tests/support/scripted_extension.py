@@ -23,6 +23,7 @@ class ScriptedExtension(StorageExtension):
         super().__init__(cast("Any", SimpleNamespace(store=SimpleNamespace(log=log))))
         self.is_late = False
         self.is_full = False  # publishes must wait
+        self.may_move_delayed = True
         self.holds = False  # nothing is confirmed
         self.confirmed: int | None = None  # the end of what is confirmed, if not all that is synced
         self.reserved = 1_000
@@ -38,6 +39,9 @@ class ScriptedExtension(StorageExtension):
     def admits(self, messages: Callable[[], int]) -> bool:
         return not self.is_full
 
+    def may_move(self, messages: int) -> bool:
+        return self.may_move_delayed
+
     def count_reserved(self, messages: Callable[[], int]) -> None:
         self.promised = messages
 
@@ -47,10 +51,10 @@ class ScriptedExtension(StorageExtension):
     def confirmed_end(self) -> int:
         return super().confirmed_end() if self.confirmed is None else self.confirmed
 
-    def confirm(self, action: Callable[[], object]) -> None:
-        self.then(action)
+    def when_confirmable(self, action: Callable[[], object]) -> None:
+        self.when_safe(action)
 
-    def then(self, action: Callable[[], object]) -> None:
+    def when_safe(self, action: Callable[[], object]) -> None:
         if self.holds:
             self._waiting.append(action)
         else:
@@ -63,10 +67,10 @@ class ScriptedExtension(StorageExtension):
         for action in waiting:
             action()
 
-    def holds_appends(self) -> bool:
+    def appends_must_wait(self) -> bool:
         return self.holds
 
-    def holds_repeats(self) -> bool:
+    def repeats_must_wait(self) -> bool:
         return self.holds
 
     def check_repeats(self) -> None:

@@ -90,7 +90,7 @@ class TopicBucket(StorageExtension):
             return None
         return Archiver(
             storage.store, start.name, bytes.fromhex(start.uuid).hex(), storage.title, storage.state, self._link, storage.fetched,
-            self.then, is_on=start.retention.archive == "on",
+            self.when_safe, is_on=start.retention.archive == "on",
         )  # fmt: skip
 
     # May a publish be accepted?
@@ -150,13 +150,13 @@ class TopicBucket(StorageExtension):
             return self._log.synced_end
         return self.confirmed_end()
 
-    def holds_appends(self) -> bool:
+    def appends_must_wait(self) -> bool:
         return not self._waits_for_bucket and self._lease.withholds()
 
-    def holds_finishes(self) -> bool:
+    def finishes_must_wait(self) -> bool:
         return self._lease.withholds()
 
-    def holds_repeats(self) -> bool:
+    def repeats_must_wait(self) -> bool:
         """Return True while a block that is repeated must not be confirmed, although it is stored.
 
         In the mode `bucket`, this is from the start until the bucket has all that was on the disk
@@ -172,11 +172,11 @@ class TopicBucket(StorageExtension):
     def _release_repeats(self) -> None:
         self._holds_repeats = False
 
-    def confirm(self, action: Action) -> None:
+    def when_confirmable(self, action: Action) -> None:
         if self._waits_for_bucket:
             self._numbers += 1
             self._unshipped[self._numbers] = action
-            self.then(partial(self._confirm_shipped, self._numbers))
+            self.when_safe(partial(self._confirm_shipped, self._numbers))
         elif self._unleased or self._lease.withholds():
             self._unleased.append(action)
         else:
@@ -198,7 +198,7 @@ class TopicBucket(StorageExtension):
         for action in unleased:
             action()
 
-    def then(self, action: Action) -> None:
+    def when_safe(self, action: Action) -> None:
         """Call `action` when all that is synced and committed now is in the bucket, at once
         without shipping.
         """
@@ -241,7 +241,7 @@ class TopicBucket(StorageExtension):
         if not self._waits_for_bucket:
             unshipped, self._unshipped = self._unshipped, {}
             for action in unshipped.values():
-                self.confirm(action)  # it may have to wait for the lease
+                self.when_confirmable(action)  # it may have to wait for the lease
 
     def _take_bound(self, order: p.ReloadShipping) -> None:
         """Apply another bound of shipping."""

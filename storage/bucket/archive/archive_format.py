@@ -156,7 +156,7 @@ def decode_manifest(data: bytes) -> Manifest:
         chunks = tuple(map(ArchivedChunk.of, row["chunks"]))
         return Manifest(
             text_of(row["topic"]), uuid_of(row["uuid"]), text_of(row["broker"]), text_of(row["writer"]),
-            int(row["time_ns"]), whole_number(row["start"]), whole_number(row["end"]), chunks, int(row.get("epoch", 0)),
+            int(row["time_ns"]), whole_number(row["start"]), whole_number(row["end"]), chunks, int(row["epoch"]),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"the manifest does not have the expected fields: {error!r}") from error

@@ -311,7 +311,7 @@ def decode_index(data: bytes) -> DecodedIndex:
         row = unpack_value(encoded)
         row["pieces"] = tuple(_piece(one) for one in row["pieces"])
         row["registry"] = _registry(row["registry"])
-        row["addresses"] = tuple(map(text_of, row.get("addresses", ())))
+        row["addresses"] = tuple(map(text_of, row["addresses"]))
         if row["tails"] is not None:
             row["tails"] = {
                 uuid_of(uuid): _tail(str(uuid), one) for uuid, one in row["tails"].items()

@@ -49,7 +49,7 @@ class Office(Bench):
         )  # fmt: skip
         ignore = cast("Callable[..., Any]", lambda *_: None)
         self.delayed = DelayedMessages(
-            self.store, "t", self.late, Listener(), ignore, ignore, ignore, Shortage()
+            self.store, "t", self.late, Listener(), plain(), ignore, ignore, ignore, Shortage()
         )
         self.lock_path = f"{self.directory.rsplit('/', 2)[0]}/backup.lock"
         self.backup = Backups(

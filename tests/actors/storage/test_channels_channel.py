@@ -40,9 +40,11 @@ class ChannelsHarness:
 
     def start(self) -> None:
         self.wire = Wire()
+        self.must_wait = False
         self.harness = Channels(
-            self.bench.store.log, self.bench.state, self.bench.store.state.load(), "always"
-        )
+            self.bench.store.log, self.bench.state, self.bench.store.state.load(), "always",
+            finishes_must_wait=lambda: self.must_wait,
+        )  # fmt: skip
         self.harness.route(cast("Port", self.wire))
 
     def say(self, message: p.Wire, who: Envelope = ONE) -> None:
@@ -454,12 +456,10 @@ def test_ephemeral_channels_count_toward_the_limit_of_channels(
 
 def test_an_answer_says_whether_finishes_may_be_confirmed(harness: ChannelsHarness) -> None:
     """What counts is the moment of the answer, and not that of the request."""
-    is_over = [False]
-    harness.harness._withholds = lambda: is_over[0]
     harness.open()
     harness.say(p.Save(9, "c", {"next": 10}, (), (), False, False))
-    is_over[0] = True
+    harness.must_wait = True
     assert harness.commit() == [p.Done(9, {"withholds": True})]
     harness.say(p.Save(10, "c", {"next": 11}, (), (), False, False))
-    is_over[0] = False
+    harness.must_wait = False
     assert harness.commit() == [p.Done(10, {})]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.fake_storage import Kept, Listener, NotKept
+from support.scripted_extension import ScriptedExtension
 from support.stage_bench import IDENTITY, Thread, Wire
 
 from zsq.actors.settings import options
@@ -18,6 +19,7 @@ from zsq.actors.storage.delayed import MOVES, Clock, DelayedMessages, MoveState,
 from zsq.actors.storage.storage_actor import ProducerTable, StorageActor
 from zsq.actors.supervisor.commands.relayed import order_for
 from zsq.storage.delayed.delayed import DelayedStore
+from zsq.storage.delayed.delayed_format import DelayedKey, row_key
 from zsq.storage.directory.store import StoreOptions, create_store, open_store
 from zsq.storage.errors import DiskFull, StoreFailed
 from zsq.storage.files import Files
@@ -51,12 +53,12 @@ class Bench:
         self.moved: list[int] = []
         self.hints: list[int] = []
         self.answers: list[p.Done | p.Failed] = []
-        self.may_move = True
+        self.extension = ScriptedExtension(self.store.log)
         clock = Clock(lambda: self.now_ns, lambda: self.now_ns - 1_000 * S)
         self.harness = DelayedMessages(
-            self.store, "storage t", self.thread, self.topic, self.moved.append,
+            self.store, "storage t", self.thread, self.topic, self.extension, self.moved.append,
             lambda due_ns: self.hints.append(due_ns + 1_000 * S), self.answers.append,
-            Shortage(), clock, may_move=lambda: self.may_move,
+            Shortage(), clock,
         )  # fmt: skip
         self.harness.opened(True)
         self.sequence = 0
@@ -166,6 +168,32 @@ def test_delayed_blocks_are_answered_after_a_commit_that_they_share(bench: Bench
     )
 
 
+def test_a_stored_block_is_answered_when_the_extension_confirms_it(bench: Bench) -> None:
+    bench.extension.holds = True
+    bench.publish(60)
+    bench.turn()
+    bench.run()
+    assert bench.told == []
+    bench.extension.release()
+    assert [type(message) for message in bench.told] == [Kept]
+
+
+def test_messages_lost_by_damage_raise_an_alarm_as_soon_as_it_is_found(bench: Bench) -> None:
+    ((due_ns, serial),) = bench.keep(5)
+    delayed = bench.store.delayed
+    assert delayed is not None
+    key = row_key(DelayedKey(due_ns, serial))
+    delayed.write(lambda txn: txn.put(key, txn.get(key)[:-1] + b"?"))
+    assert bench.harness.statistics()["delayed_alarm"] == ""
+    bench.now_ns += 5 * S
+    assert bench.scan()[0]
+    bench.run()
+    assert bench.harness.statistics()["delayed_lost"] == 2
+    assert bench.harness.statistics()["delayed_alarm"].startswith(
+        "2 delayed messages are lost because of damage: see "
+    )
+
+
 def test_due_messages_are_read_then_written_then_synced_then_removed(bench: Bench) -> None:
     bench.keep(5, 60)
     assert bench.scan() == (False, bench.now_ns + 5 * S)
@@ -178,15 +206,15 @@ def test_due_messages_are_read_then_written_then_synced_then_removed(bench: Benc
     bench.run()
     assert (bench.state(), bench.in_log()) == (MoveState.WRITTEN, [b"0"])
     assert bench.moved == [2]
-    assert bench.harness.holds_checkpoint()
+    assert bench.harness.blocks_checkpoint()
     bench.turn(sync=False)
     assert bench.thread.jobs == [], "not removed before it is on disk in the log"
     bench.turn()
     assert bench.state() is MoveState.REMOVING
-    assert bench.harness.holds_checkpoint()
+    assert bench.harness.blocks_checkpoint()
     bench.hints.clear()
     bench.run()
-    assert (bench.state(), bench.harness.holds_checkpoint()) == (MoveState.IDLE, False)
+    assert (bench.state(), bench.harness.blocks_checkpoint()) == (MoveState.IDLE, False)
     assert bench.hints == [bench.now_ns + 10 * S]
     assert bench.harness.statistics()["delayed_count"] == 2
     assert bench.store.log.last_time_ns >= 5_005 * S
@@ -242,13 +270,13 @@ def test_due_messages_that_may_not_move_are_not_scanned_again_at_once(bench: Ben
     """
     bench.keep(1)
     bench.now_ns += 2 * S
-    bench.may_move = False
+    bench.extension.may_move_delayed = False
     retry = bench.now_ns + options.DELAYED_RETRY_NS
     bench.hints.clear()
     assert bench.scan() == (False, retry)
     bench.harness.resume()
     assert bench.hints == [], "they may still not move"
-    bench.may_move = True
+    bench.extension.may_move_delayed = True
     bench.harness.resume()
     bench.harness.resume()
     assert bench.hints == [bench.now_ns], "at once, and once"
@@ -316,12 +344,12 @@ def test_a_removal_without_space_is_repeated_and_holds_the_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(DelayedStore, "remove", full)
         bench.run()
-    assert bench.harness.holds_checkpoint()
+    assert bench.harness.blocks_checkpoint()
     assert bench.harness.is_idle(), "a stop does not wait for space"
     assert bench.harness.statistics()["delayed_alarm"]
     bench.harness.tick()
     bench.run()
-    assert (bench.harness.holds_checkpoint(), bench.harness.statistics()["delayed_count"]) == (
+    assert (bench.harness.blocks_checkpoint(), bench.harness.statistics()["delayed_count"]) == (
         False,
         0,
     )
@@ -417,15 +445,15 @@ def test_delayed_bytes_are_counted_once_from_their_arrival_on(bench: Bench) -> N
     """
     size = pack([b"0", b"x"]).length
     bench.publish(60, 70)
-    assert bench.harness.held_bytes() == 2 * size
+    assert bench.harness.waiting_bytes() == 2 * size
     bench.turn()
     bench.run()
-    assert (before := bench.harness.held_bytes()) == bench.harness.summary.bytes >= 2 * size
+    assert (before := bench.harness.waiting_bytes()) == bench.harness.summary.bytes >= 2 * size
     bench.publish(80)
     bench.turn()
     bench.thread.jobs = [(tag, lambda: DiskFull("no space")) for tag, _ in bench.thread.jobs]
     bench.run()
-    assert bench.harness.held_bytes() == before
+    assert bench.harness.waiting_bytes() == before
 
 
 def test_each_state_of_a_move_is_in_the_table_and_is_reached() -> None:
@@ -444,7 +472,7 @@ def test_nothing_is_committed_while_a_move_holds_the_checkpoint(holds: bool) -> 
         may_commit=lambda: True, waits_for_log=lambda end: False, commit=lambda end, rows, gone: committed.append(end)
     )  # fmt: skip
     parts = {
-        "state": state, "_delayed": SimpleNamespace(holds_checkpoint=lambda: holds), "_log": SimpleNamespace(synced_end=7),
+        "state": state, "_delayed": SimpleNamespace(blocks_checkpoint=lambda: holds), "_log": SimpleNamespace(synced_end=7),
         "_producers": ProducerTable({}),
     }  # fmt: skip
     vars(actor).update(parts)

@@ -51,7 +51,7 @@ class Bench:
             "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing),
             "_stages": SimpleNamespace(turn=nothing, entered=nothing),
             "_delayed": SimpleNamespace(
-                turn=nothing, moving_bytes=nothing, waits_for_log=lambda end: False, holds_checkpoint=lambda: False),
+                turn=nothing, moving_bytes=nothing, waits_for_log=lambda end: False, blocks_checkpoint=lambda: False),
             "host": SimpleNamespace(every=nothing, cease=nothing), "_channels": SimpleNamespace(sync=mode),
         }  # fmt: skip
         vars(self.actor).update(parts)

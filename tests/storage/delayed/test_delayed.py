@@ -80,14 +80,6 @@ def test_a_turn_is_bounded_and_never_empty(store: DelayedStore) -> None:
     assert len(store.due(10, 1 << 20, 4)) == 4
 
 
-def test_a_map_that_is_full_grows(store: DelayedStore) -> None:
-    before = store._map_bytes
-    for sequence in range(8):
-        store.put([(block(bytes(30_000), sequence=sequence), 10)], 5)
-    assert store._map_bytes > before
-    assert len(everything(store)) == 8
-
-
 def test_sequences_are_remembered_with_their_keys(store: DelayedStore) -> None:
     for sequence in range(delayed.RECENT_MAX + 3):
         store.put([(block(b"x", b"y", sequence=sequence), 10)], 5)

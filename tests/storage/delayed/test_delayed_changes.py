@@ -68,24 +68,16 @@ class DelayedChanges(DelayedMachine):
     def dump(self, bytes_max: int) -> None:
         self.copy.dump(self.store, bytes_max)
 
-    @rule(bytes_max=st.integers(100, 1_000))
-    def dump_some(self, bytes_max: int) -> None:
-        self.copy.dump_some(self.store, bytes_max)
-
-    @rule(bytes_max=st.integers(1, 1_000))
-    def finish_dump(self, bytes_max: int) -> None:
-        self.copy.finish_dump(self.store, bytes_max)
-
     @invariant()
     def is_copied(self) -> None:
-        if hasattr(self, "copy") and self.copy.is_whole:
+        if hasattr(self, "copy") and self.copy.stream:
             assert sorted(self.copy.rows.items()) == rows_now(self.store)
 
     def teardown(self) -> None:
         if not hasattr(self, "copy"):
             return
         try:
-            if self.copy.is_whole:
+            if self.copy.stream:
                 self.check_the_copy()
         finally:
             self.patch.undo()
@@ -119,9 +111,9 @@ def store(tmp_path: Path) -> Iterator[DelayedStore]:
 def test_a_put_reports_its_rows_once_although_the_map_is_full(store: DelayedStore) -> None:
     found: list[list[Change]] = []
     store.on_changes = found.append
-    before = store._map_bytes
+    before = store.map_bytes
     (key,) = store.put([(block(bytes(300_000)), 10)], 5)
-    assert store._map_bytes > before
+    assert store.map_bytes > before
     (changes,) = found
     assert sorted(changes) == rows_now(store)
     assert {name for name, _ in changes} == {row_key(key), producer_key(7), b"m"}
@@ -145,21 +137,6 @@ def test_a_damaged_row_that_is_dropped_is_reported_as_removed(
     assert copy.rebuild(tmp_path / "built") == rows_now(again)
     assert check_delayed(str(tmp_path / "built")) == []
     again.close()
-
-
-def test_a_dump_may_be_divided_by_commits(store: DelayedStore, tmp_path: Path) -> None:
-    copy = RowCopy(DELAYED)
-    copy.watch(store)
-    keys = store.put([(block(b"a", b"b", sequence=i), 10 + i) for i in range(40)], 5)
-    turns = 0
-    while not copy.is_whole:
-        copy.dump_some(store, 100)
-        store.put([(block(b"c", sequence=40 + turns), 10 + 17 * turns % 50)], 5)
-        store.cancel([keys[7 * turns % 40]])
-        turns += 1
-    assert turns > 20
-    assert sorted(copy.rows.items()) == copy.rebuild(tmp_path / "built") == rows_now(store)
-    assert counted(str(tmp_path / "built"))[0] == []
 
 
 def test_rows_of_several_mib_are_copied(store: DelayedStore, tmp_path: Path) -> None:

@@ -13,11 +13,10 @@ import lmdb
 import pytest
 from support.faulty_files import FaultyFiles, FaultyNode, keep_none
 
-from zsq.storage.delayed import delayed, delayed_recovery
+from zsq.storage.delayed import delayed_recovery
 from zsq.storage.delayed.delayed import DelayedStore, Progress
 from zsq.storage.delayed.delayed_format import DelayedKey, row_key
 from zsq.storage.delayed.delayed_recovery import NOTE_NAME, note_progress, noted_progress
-from zsq.storage.errors import DiskFull
 from zsq.storage.files import Files
 from zsq.transport.block.block import pack
 
@@ -192,47 +191,6 @@ def test_a_turn_handles_a_bounded_number_of_damaged_rows(harness: StorageHarness
         counts.append((len(kept), len(found)))
     assert counts == [(2, 0), (4, 0), (6, 0)]
     assert len(store.due(DUE + 99, 1 << 20, 2)) == 1
-
-
-# Space
-
-
-def test_an_environment_at_its_limit_takes_no_more_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delayed, "MAP_BYTES_MAX", 1 << 17)
-    store = DelayedStore(str(tmp_path / "delayed"), UUID, map_bytes=1 << 16, create=True)
-
-    keys: list[DelayedKey] = []
-
-    def fill(count: int) -> None:
-        for number in range(len(keys), len(keys) + count):
-            keys.extend(
-                store.put(
-                    [
-                        (
-                            pack([b"%03d" % number + bytes(9_000)], producer_id=7, sequence=number),
-                            DUE + number,
-                        )
-                    ],
-                    5,
-                )
-            )
-
-    try:
-        with pytest.raises(DiskFull, match="limit of 131072 bytes"):
-            fill(50)
-        assert store._map_bytes == 1 << 17
-        assert [one.body[:3] for one in store.listed(None, 999, 99)] == all_of(len(keys))
-        assert store.producers[7].next_sequence == len(keys)
-        for key in keys[:4]:  # LMDB uses a page again some commits after it was freed
-            store.remove([key])
-        fill(1)
-        assert [one.body[:3] for one in store.listed(None, 999, 99)] == all_of(len(keys))[4:], (
-            "what was taken out has left room"
-        )
-    finally:
-        store.close()
 
 
 # The note of the newest commit

@@ -39,7 +39,6 @@ from zsq.storage.nsq.disk_queue_format import (
     encode_record,
     looks_like_message,
     may_be_message,
-    scan_records,
 )
 from zsq.storage.row_changes import END, encode_frames
 from zsq.storage.rows import META, unwrap, wrap
@@ -184,7 +183,7 @@ def test_a_snapshots_head_is_checked() -> None:
     line, _, rest = data.partition(b"\n")
     turned = line.replace(b'"time_ns": 5', b'"time_ns": 7')
     assert turned != line
-    with pytest.raises(Damaged, match="head is damaged"):
+    with pytest.raises(Damaged, match="object is damaged"):
         decode_snapshot(turned + b"\n" + rest)
 
 
@@ -334,12 +333,3 @@ def test_bytes_look_like_a_message_only_if_complete_and_with_a_time() -> None:
         assert not looks_like_message(
             encode_record(struct.pack(">qH16s", time_ns, 1, b"0123456789abcdef")), 0, 1000
         )
-
-
-def test_records_are_whole_and_of_a_size_that_can_be() -> None:
-    data = b"".join(map(encode_record, (b"a", b"bcd", b"efghij")))
-    assert list(scan_records(data, 1, 6)) == [(4, 5), (9, 12), (16, 22)]
-    assert list(scan_records(data, 1, 5)) == [(4, 5), (9, 12)]
-    assert list(scan_records(data, 2, 6)) == []
-    for cut in range(1, 10):
-        assert list(scan_records(data[:-cut], 1, 6)) == [(4, 5), (9, 12)]

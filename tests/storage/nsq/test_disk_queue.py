@@ -351,6 +351,17 @@ def test_files_that_were_read_are_removed_and_a_missing_one_is_stepped_over(tmp_
         assert list(queue) == BODIES[:2]
 
 
+def test_a_temporary_file_of_a_crash_is_not_read_and_goes_with_the_next_commit(
+    tmp_path: Path,
+) -> None:
+    left(tmp_path, Meta(6, 0, 0, 0, 60), RECORDS)
+    temporary = tmp_path / (meta_name(NAME) + ".tmp")
+    temporary.write_bytes(encode_meta(Meta(0, 0, 60, 0, 60)))
+    with DiskQueue(tmp_path, NAME) as queue:
+        assert queue.get() == BODIES[0]
+        assert not temporary.exists()
+
+
 @pytest.mark.parametrize("length", [0, -1, 2**31 - 1, 200])
 def test_a_record_that_cannot_be_sets_its_file_aside(tmp_path: Path, length: int) -> None:
     broken = RECORDS[:20] + length.to_bytes(4, "big", signed=True) + RECORDS[24:]

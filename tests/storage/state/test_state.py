@@ -20,7 +20,6 @@ from zsq.storage.rows import wrap
 from zsq.storage.state import state_transaction
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import (
-    RECENT_MAX,
     DeferredTotal,
     HoleRow,
     ProducerRow,
@@ -29,7 +28,7 @@ from zsq.storage.state.state import (
     Table,
     producer_after,
 )
-from zsq.storage.state.state_rows import deferred_key, due_key
+from zsq.storage.state.state_rows import RECENT_MAX, deferred_key, due_key
 
 UUID = bytes(range(16))
 ROW = ChannelRow(10, created_ns=5, counters={"finished": 7})
@@ -132,7 +131,7 @@ def test_a_full_map_grows(tmp_path: Path) -> None:
 def test_a_map_at_its_limit_refuses_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zsq.storage.state.state.MAP_BYTES_MAX", 128 * 1024)
+    monkeypatch.setattr("zsq.storage.environment.MAP_BYTES_MAX", 128 * 1024)
     state = fresh(tmp_path, 64 * 1024)
     state.commit(StateBatch(hole_puts=[("c", 1, 1, 1, 0)]))
     with pytest.raises(DiskFull, match="limit of 131072 bytes"):

@@ -101,14 +101,6 @@ class StateChanges(RuleBasedStateMachine):
     def dump(self, bytes_max: int) -> None:
         self.copy.dump(self.store, bytes_max)
 
-    @rule(bytes_max=st.integers(100, 1_000))
-    def dump_some(self, bytes_max: int) -> None:
-        self.copy.dump_some(self.store, bytes_max)
-
-    @rule(bytes_max=st.integers(1, 1_000))
-    def finish_dump(self, bytes_max: int) -> None:
-        self.copy.finish_dump(self.store, bytes_max)
-
     @rule()
     def reopen(self) -> None:
         self.store.close()
@@ -120,14 +112,14 @@ class StateChanges(RuleBasedStateMachine):
     def agrees(self) -> None:
         if hasattr(self, "store"):
             assert self.copy.commits == self.expected_commits
-            if self.copy.is_whole:
+            if self.copy.stream:
                 assert sorted(self.copy.rows.items()) == rows_now(self.store)
 
     def teardown(self) -> None:
         if not hasattr(self, "store"):
             return
         try:
-            if self.copy.is_whole:
+            if self.copy.stream:
                 self.check_the_copy()
         finally:
             self.store.close()
@@ -164,24 +156,8 @@ def test_changes_are_reported_after_the_commit_and_before_its_batch(state: State
     assert order == ["changes 5", "batch"]
 
 
-def test_a_dump_may_be_divided_by_commits(state: StateStore, tmp_path: Path) -> None:
-    copy = RowCopy(STATE)
-    copy.watch(state)
-    state.commit(StateBatch(hole_puts=[("c", start, 1, 1, start % 3) for start in range(60)]))
-    turns = 0
-    while not copy.is_whole:
-        copy.dump_some(state, 200)
-        puts = [("c", 7 * turns % 60, 1, 2, turns % 2), ("b", turns, 1, 1, 5)]
-        state.commit(StateBatch(hole_puts=puts, hole_gones=[("c", 11 * turns % 60)]))
-        turns += 1
-    assert turns > 20
-    assert sorted(copy.rows.items()) == copy.rebuild(tmp_path / "built") == rows_now(state)
-    assert state.walk() == []
-
-
 def test_an_unknown_row_is_copied_too(state: StateStore, tmp_path: Path) -> None:
-    with state._env.begin(write=True) as txn:
-        txn.put(b"zz", b"from a newer version")
+    state.write(lambda txn: txn.put(b"zz", b"from a newer version"))
     copy = RowCopy(STATE)
     copy.dump(state, 1)
     assert (b"zz", b"from a newer version") in copy.rebuild(tmp_path / "built")
@@ -218,13 +194,12 @@ def test_a_commit_that_finds_damage_or_no_address_space_reports_nothing(
 ) -> None:
     found: list[list[Change]] = []
     state.on_changes = found.append
-    monkeypatch.setattr("zsq.storage.state.state.MAP_BYTES_MAX", 1 << 17)
+    monkeypatch.setattr("zsq.storage.environment.MAP_BYTES_MAX", 1 << 17)
     with pytest.raises(DiskFull):
         state.commit(StateBatch(hole_puts=[("c", i, 1, 1, 0) for i in range(5_000)]))
     assert found == []
     state.commit(StateBatch(hole_puts=[("c", 1, 1, 1, 5)]))
-    with state._env.begin(write=True) as txn:
-        txn.put(deferred_key("c", 1), b"damaged")
+    state.write(lambda txn: txn.put(deferred_key("c", 1), b"damaged"))
     del found[:]
     with pytest.raises(Damaged):
         state.commit(StateBatch(hole_gones=[("c", 1)]))

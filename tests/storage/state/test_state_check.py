@@ -12,6 +12,8 @@ from typing import Any
 import lmdb
 import pytest
 
+from zsq.storage.environment import Environment
+from zsq.storage.errors import Damaged
 from zsq.storage.rows import wrap
 from zsq.storage.state import state_check
 from zsq.storage.state.channel_row import ChannelRow
@@ -154,8 +156,8 @@ def test_a_large_one_is_not_copied_and_gets_more_time(
 def test_a_failing_commit_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading does not use the lists of free pages. Only a commit does."""
 
-    def fail(txn: Any, turn: int) -> None:
-        raise lmdb.CorruptedError("by plan")
+    def fail(self: Environment, work: Any) -> None:
+        raise Damaged(f"{self.path}: by plan")
 
-    monkeypatch.setattr(state_check, "_churn", fail)
+    monkeypatch.setattr(Environment, "write", fail)
     assert findings(str(folder)) == [f"{folder}: a commit to a copy fails: by plan"]

@@ -438,6 +438,8 @@ def test_a_snapshot_of_another_version_is_refused_by_name_and_nothing_is_rebuilt
     spoil(harness)
     before = {one: one.read_bytes() for one in harness.path("state").iterdir()}
     harness.files.reset()
-    with pytest.raises(ForeignDirectory, match=r"snapshot has format version 99.*use a newer zsq"):
+    with pytest.raises(
+        ForeignDirectory, match=r"snapshot object has format version 99.*use a newer zsq"
+    ):
         harness.open()
     assert {one: one.read_bytes() for one in harness.path("state").iterdir()} == before

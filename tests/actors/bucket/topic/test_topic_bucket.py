@@ -73,9 +73,9 @@ def topic(tmp_path: Path) -> Iterator[Topic]:
 def test_without_a_bucket_nothing_waits(topic: Topic) -> None:
     topic.cell.write(OVER)
     bucket = topic.bucket(archive="", ship_lag_s=0.0, sync="always")
-    assert not bucket.holds_appends()
-    assert not bucket.holds_finishes()
-    bucket.confirm(lambda: topic.confirmed.append("delayed"))
+    assert not bucket.appends_must_wait()
+    assert not bucket.finishes_must_wait()
+    bucket.when_confirmable(lambda: topic.confirmed.append("delayed"))
     assert topic.confirmed == ["delayed"]
     bucket.check()
     bucket.sync_changed("bucket")
@@ -88,17 +88,17 @@ def test_nothing_is_confirmed_while_the_lease_is_over(topic: Topic) -> None:
     """Whoever finds first that it holds again ceases the timer, so the next turn confirms too."""
     bucket = topic.bucket()
     topic.cell.write(OVER)
-    assert bucket.holds_appends()
-    assert bucket.holds_finishes()
-    assert bucket.holds_repeats(), "a repeated block may never have been confirmed"
-    bucket.confirm(lambda: topic.confirmed.append("delayed"))
+    assert bucket.appends_must_wait()
+    assert bucket.finishes_must_wait()
+    assert bucket.repeats_must_wait(), "a repeated block may never have been confirmed"
+    bucket.when_confirmable(lambda: topic.confirmed.append("delayed"))
     bucket.turn()
     assert topic.timers
     assert not topic.confirmed
     topic.cell.write(0)
-    assert not bucket.holds_finishes()
+    assert not bucket.finishes_must_wait()
     assert not topic.timers
-    assert not bucket.holds_repeats()
+    assert not bucket.repeats_must_wait()
     bucket.turn()
     assert topic.confirmed == ["delayed"]
 
@@ -106,7 +106,7 @@ def test_nothing_is_confirmed_while_the_lease_is_over(topic: Topic) -> None:
 def test_the_timer_confirms_when_the_lease_holds_again(topic: Topic) -> None:
     bucket = topic.bucket()
     topic.cell.write(OVER)
-    bucket.confirm(lambda: topic.confirmed.append("delayed"))
+    bucket.when_confirmable(lambda: topic.confirmed.append("delayed"))
     (timer,) = topic.timers
     timer()
     assert not topic.confirmed
@@ -118,8 +118,8 @@ def test_the_timer_confirms_when_the_lease_holds_again(topic: Topic) -> None:
 def test_a_new_sync_mode_confirms_nothing_without_a_lease(topic: Topic) -> None:
     bucket = topic.bucket(sync="bucket", archive_setting="on")
     topic.cell.write(OVER)
-    assert not bucket.holds_appends(), "what the bucket has needs no lease"
-    bucket.confirm(lambda: topic.confirmed.append("delayed"))
+    assert not bucket.appends_must_wait(), "what the bucket has needs no lease"
+    bucket.when_confirmable(lambda: topic.confirmed.append("delayed"))
     bucket.sync_changed("always")
     assert not topic.confirmed
     topic.cell.write(0)

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.storage import documents
 from zsq.storage.bucket.archive.archive_format import (
-    VERSION,
     Claim,
     Manifest,
     SegmentIndex,
@@ -62,12 +60,6 @@ def test_a_flipped_bit_or_a_missing_end_of_an_index_object_is_noticed(
     encoded[bit // 8] ^= 1 << bit % 8
     with pytest.raises(Damaged):
         decode_segment_index(bytes(encoded))
-
-
-def test_a_manifest_without_an_epoch_is_of_none() -> None:
-    row = Manifest("t", "a" * 32, "b", "w", 1, 2, 3, (), 9)._asdict()
-    del row["epoch"]
-    assert decode_manifest(documents.encode_line("manifest", VERSION, row)).epoch == 0
 
 
 @given(manifests, st.data())
