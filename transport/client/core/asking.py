@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypedDict, TypeVar
 from ...block.block import Block
 from ...errors import (
     E_BAD_ARGUMENT,
+    E_CLOSING,
     E_NOT_FOUND,
     E_UNREACHABLE,
     BrokerUnreachable,
@@ -224,6 +225,33 @@ class PartAnswers:
         text = f"{parts_text(self._replies)} did this, but {parts_text(left)} did not"
         text = f"{text}: repeat the order when the cause is gone. The cause is: {error.text}"
         return type(error)(error.code, text)
+
+
+class Errand(NamedTuple):
+    """A question to the client's own broker or, with `urls`, to the supervisor of another one."""
+
+    question: Question
+    timeout: float | None
+    urls: tuple[str, ...] = ()
+
+
+def ask_parts(question: Question, timeout: float | None) -> Generator[Errand, Reply, Reply]:
+    """Ask the client's own broker or, if the question is about parts, their brokers."""
+    try:
+        return (yield Errand(question, timeout))
+    except HasParts as error:
+        answers = PartAnswers(question, error.spread)
+    for part in answers:
+        try:
+            reply = yield Errand(part.question, answers.timeout(timeout), part.urls)
+        except HasParts as error:
+            text = f"a part of topic {error.spread.topic} is not where the directory said"
+            answers.fail(part, Refused(E_CLOSING, f"{text}; try again in a moment"))
+        except ZsqError as error:
+            answers.fail(part, error)
+        else:
+            answers.add(part, reply)
+    return answers.combined()
 
 
 def combined(replies: Sequence[Reply]) -> Reply:

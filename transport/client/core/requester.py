@@ -147,6 +147,10 @@ class RequestEngine(Engine):
             raise request.error
         return request.answer, request.blocks
 
+    def ask_within(self, question: Question, timeout: float | None) -> Steps[Reply]:
+        """Send a question and return the reply and its blocks, or raise the error."""
+        return (yield from self.reply(self.begin(question), timeout))
+
     @property
     def uuid(self) -> str:
         """The topic's uuid, as the broker reported it when the link was opened."""
