@@ -40,7 +40,7 @@ from .handshake import (
     mechanism_verdict,
     what_answers,
 )
-from .protocol import FRAME_BYTES_MAX, FRAMES_MAX, HEARTBEAT_MS, READY_MAX, WINDOW_BLOCKS_MAX, Wire
+from .protocol import FRAMES_MAX, HEARTBEAT_MS, READY_MAX, WINDOW_BLOCKS_MAX, Wire
 
 # Larger frames are sent without a copy. The binding would copy smaller frames in any case, but
 # after a longer check.
@@ -193,18 +193,6 @@ def make_push(endpoint: str, credentials: Credentials | None = None) -> Socket:
     return socket
 
 
-def make_router(endpoint: str) -> Socket:
-    """Return a bound ROUTER. It drops no message silently, and refuses frames over the limit."""
-    socket: Socket = context().socket(zmq.ROUTER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-    socket.bind(endpoint)
-    return socket
-
-
 def watch(socket: Socket) -> Socket:
     """Return a monitor of the connection.
 
@@ -349,15 +337,6 @@ def recv_frames(socket: Socket) -> list[Any] | None:
         frame = _recv(socket, _NOW, False)  # all frames of a message arrive together
         frames.append(frame)
     return frames
-
-
-def recv_word(socket: Socket) -> tuple[list[bytes], Wire, list[Any]] | None:
-    """Return (envelope, message, block frames) of the next message, or None if there is none.
-
-    Raises `UsageError` (E_BAD_COMMAND) if it is not a valid protocol message.
-    """
-    frames = recv_frames(socket)
-    return None if frames is None else open_frames(frames)
 
 
 def open_frames(frames: Sequence[Any]) -> tuple[list[bytes], Wire, list[Any]]:
