@@ -128,12 +128,12 @@ class ReceiptView:
         lost, and the broker no longer remembers the keys when the block is sent again. `zsq delayed
         list` shows the keys in that case.
         """
-        found = []
+        keys = []
         for pending in self._blocks():
             if pending.key is not None:
                 due_ns, serial = pending.key
-                found += [f"{due_ns:016x}{serial + index:016x}" for index in range(pending.count)]
-        return found
+                keys += [f"{due_ns:016x}{serial + index:016x}" for index in range(pending.count)]
+        return keys
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -211,10 +211,10 @@ def _check_options(linger_ms: float, batch_bytes: int, batch_count: int, when_fu
     check_type("batch_bytes", batch_bytes)
     check_type("batch_count", batch_count)
     if linger_ms < 0 or batch_bytes < 1 or batch_count < 1:
-        given = f"{linger_ms}, {batch_bytes} and {batch_count}"
+        values = f"{linger_ms}, {batch_bytes} and {batch_count}"
         raise UsageError(
             E_BAD_ARGUMENT,
-            f"linger_ms must be at least 0, batch_bytes and batch_count at least 1, not {given}",
+            f"linger_ms must be at least 0, batch_bytes and batch_count at least 1, not {values}",
         )
 
 

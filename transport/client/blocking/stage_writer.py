@@ -246,16 +246,16 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
 def _commit(app: str, version: int, parts: Sequence[StagePart | None], kind: str) -> Question:
     """Return the request. Raises `UsageError` if an argument is wrong."""
     check_transaction(app, version, kind)
-    found: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
-    if len(found) > STAGE_PARTS_MAX:
+    rows: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
+    if len(rows) > STAGE_PARTS_MAX:
         raise UsageError(
             E_BAD_ARGUMENT,
             (
-                f"{len(found)} parts are over the limit of {STAGE_PARTS_MAX}; write with fewer "
+                f"{len(rows)} parts are over the limit of {STAGE_PARTS_MAX}; write with fewer "
                 "partitions"
             ),
         )
-    return Question(lambda number: Commit(number, app, version, kind, found))
+    return Question(lambda number: Commit(number, app, version, kind, rows))
 
 
 class StageCommitter(Asker):
