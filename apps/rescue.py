@@ -259,18 +259,12 @@ def _expected(plan: PublishPlan, topic: str, producers: Collection[int]) -> dict
                 raise
             return {}  # there is no such topic
         finally:
-            _close(drive)
+            drive.leave(linger_ms=200)
     return sequences
 
 
 def _engine(plan: PublishPlan) -> ProducerEngine:
     return ProducerEngine(parse_all(plan.url, None, None), 0, BATCH_BYTES, BATCH_COUNT, None)
-
-
-def _close(drive: Drive[ProducerEngine]) -> None:
-    with drive.lock:
-        drive.stop(linger_ms=200)
-    drive.end()
 
 
 def _ask(engine: ProducerEngine, lane: _FixedLane, timeout: float) -> Steps[int]:
@@ -365,7 +359,7 @@ def _publish_delayed(
             count += block.count
             plan.advance(block.count)
     finally:
-        _close(drive)
+        drive.leave(linger_ms=200)
     return count
 
 

@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from .errors import E_LIMIT, E_UNSUPPORTED, Refused, UsageError
 
@@ -178,16 +178,8 @@ class SocketWaker:
 # Event loops and signals
 
 
-class Loop(Protocol):
-    """The part of an asyncio event loop that watches descriptors."""
-
-    def add_reader(self, fd: int, callback: Callable[[], object], /) -> Any: ...
-    def remove_reader(self, fd: int, /) -> Any: ...
-    def is_closed(self) -> bool: ...
-    def call_soon_threadsafe(self, callback: Callable[[], object], /) -> Any: ...
-    def add_signal_handler(self, number: int, callback: Callable[[], object], /) -> Any: ...
-    def remove_signal_handler(self, number: int, /) -> Any: ...
-
+if TYPE_CHECKING:
+    import asyncio
 
 _NO_READER: Final = (
     "the event loop {loop} cannot watch sockets; on Windows, run the program with zsq.aio.run(...) "
@@ -195,7 +187,7 @@ _NO_READER: Final = (
 )
 
 
-def _add_reader(loop: Loop, fd: int, call: Callable[[], object]) -> None:
+def _add_reader(loop: asyncio.AbstractEventLoop, fd: int, call: Callable[[], object]) -> None:
     try:
         loop.add_reader(fd, call)
     except NotImplementedError:
@@ -204,7 +196,7 @@ def _add_reader(loop: Loop, fd: int, call: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def _woken_by_signals(loop: Loop) -> Iterator[None]:
+def _woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -220,7 +212,9 @@ def _woken_by_signals(loop: Loop) -> Iterator[None]:
 
 
 woken_by_signals: Final = (
-    _woken_by_signals if sys.platform == "win32" else contextlib.nullcontext[Loop]
+    _woken_by_signals
+    if sys.platform == "win32"
+    else contextlib.nullcontext["asyncio.AbstractEventLoop"]
 )
 """While the context is open, let each signal wake this event loop, so that its handler runs.
 
@@ -230,7 +224,7 @@ On Windows, Ctrl-C would else have no effect until something else wakes the loop
 
 @contextlib.contextmanager
 def _calls_of_loop(
-    loop: Loop, numbers: Collection[int], call: Callable[[], object]
+    loop: asyncio.AbstractEventLoop, numbers: Collection[int], call: Callable[[], object]
 ) -> Iterator[None]:
     for number in numbers:
         with contextlib.suppress(ValueError, RuntimeError):
@@ -245,7 +239,7 @@ def _calls_of_loop(
 
 @contextlib.contextmanager
 def _calls_of_handlers(
-    loop: Loop, numbers: Collection[int], call: Callable[[], object]
+    loop: asyncio.AbstractEventLoop, numbers: Collection[int], call: Callable[[], object]
 ) -> Iterator[None]:
     """Make the calls as on Windows, whose event loops have no signal handlers."""
     if not numbers or threading.current_thread() is not threading.main_thread():
@@ -310,7 +304,7 @@ class EpollSet:
             epoll = self._epoll = select.epoll()
         except OSError as error:
             raise Refused(E_LIMIT, why_no_file(error)) from None
-        self._loop: Loop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         # These are methods of the epoll set itself. A method of this class around each of them
         # would cost each wait another call.
         self.poll: Final[Callable[[float], Ready]] = epoll.poll
@@ -329,7 +323,7 @@ class EpollSet:
         readable = wait_readable((fd, self._epoll.fileno()), timeout_ms)
         return fd in readable, len(readable) > (fd in readable)
 
-    def attach(self, loop: Loop, call: Callable[[], object]) -> None:
+    def attach(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
         """Let the event loop make this call while a descriptor of the set is readable.
 
         Raises `UsageError` (E_UNSUPPORTED) if the loop cannot watch descriptors. From now on only
@@ -367,7 +361,7 @@ class SelectSet:
         self._waiting = 0  # the number of threads that wait
         self._changes = 0
         self._woken = False
-        self._loop: Loop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._call: Callable[[], object] = bool
 
     def register(self, fd: int) -> None:
@@ -422,7 +416,7 @@ class SelectSet:
         # Without those that were removed meanwhile: their numbers may have other owners now.
         return [fd for fd in readable if fd in self._watched or fd in besides]
 
-    def attach(self, loop: Loop, call: Callable[[], object]) -> None:
+    def attach(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
         # The waker stands for the first descriptor, because the set may be empty.
         for fd in (self._waker.fileno(), *self._watched):
             _add_reader(loop, fd, call)

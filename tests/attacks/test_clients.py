@@ -12,6 +12,7 @@ from typing import Final, Self
 import pytest
 import zmq
 from support.broker import Broker
+from support.router import make_router, recv_word
 
 import zsq
 from zsq.transport.block.block import pack
@@ -33,7 +34,7 @@ class HostileBroker:
         self._answer = answer
         self.asked = 0
         self._wake = os.eventfd(0)
-        self._router = sockets.make_router(endpoint)
+        self._router = make_router(endpoint)
         self.url = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
@@ -42,7 +43,7 @@ class HostileBroker:
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
         while self._wake not in dict(poller.poll()):
-            while (got := sockets.recv_word(self._router)) is not None:
+            while (got := recv_word(self._router)) is not None:
                 self.asked += 1
                 reply = self._answer(got[1])
                 if reply is not None:

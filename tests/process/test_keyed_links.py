@@ -18,6 +18,7 @@ import zmq
 from support.admin_examples import EXAMPLES
 from support.broker import Broker, wait_for
 from support.keys import Keyring
+from support.router import recv_word
 
 import zsq
 from zsq.actors.gateways.zeromq import ALLOWED
@@ -95,7 +96,7 @@ class Raw:
         sockets.send_frames(self.socket, [b"", encode(word), *frames])
         while True:
             assert self.socket.poll(10_000), f"no answer to {word}"
-            found = sockets.recv_word(self.socket)
+            found = recv_word(self.socket)
             assert found is not None
             if type(found[1]) is not p.Beat:
                 return found[1]

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from support import zsq_command
 from support.broker import Broker, wait_for
+from support.router import recv_word
 
 import zsq
 from zsq.transport.block.block import pack
@@ -462,7 +463,7 @@ def epoch_of(broker: Broker) -> int:
         dealer.connect(broker.tcp)
         sockets.send_word(dealer, (), p.Open(1, "topic", TOPIC, "", False, {}))
         assert dealer.poll(10_000)
-        found = sockets.recv_word(dealer)
+        found = recv_word(dealer)
         assert found is not None
         assert isinstance(found[1], p.Done)
         return int(found[1].data.get("epoch", 0))

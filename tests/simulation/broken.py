@@ -128,7 +128,9 @@ DEFECTS: Final[dict[str, Defect]] = {
         "        if self._cut < 0:",
     ),
     "a lost link's producer forgets what was out": Defect(
-        "transport/client/core/producer_session.py", '        self._step(_E.LOST)\n        self._rewind()', "        self._step(_E.LOST)"
+        "transport/client/core/producer_session.py",
+        "    _E.LOST: _to(_S.DOWN, (_A.REWIND,)),",
+        "    _E.LOST: _to(_S.DOWN),",
     ),
     "an interval topic is synced each ten seconds": Defect(
         "actors/storage/storage_actor.py",

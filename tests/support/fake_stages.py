@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import zmq
+from support.router import make_router
 
 from zsq.transport.block.block import Block, check_block
 from zsq.transport.wire import protocol as p
@@ -99,7 +100,7 @@ class FakeStages:
 
     def _loop(self, up: threading.Event) -> None:
         self._router = {
-            name: sockets.make_router(f"ipc://{self.run}/{name}") for name in ("supervisor", "1")
+            name: make_router(f"ipc://{self.run}/{name}") for name in ("supervisor", "1")
         }
         pull: Any = sockets.context().socket(zmq.PULL)
         pull.bind(f"ipc://{self.run}/2")

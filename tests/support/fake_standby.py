@@ -9,6 +9,7 @@ from typing import Final, Self
 
 import zmq
 from support.broker import free_port
+from support.router import make_router, recv_word
 
 from zsq.transport.errors import E_STANDBY
 from zsq.transport.wire import protocol as p
@@ -37,14 +38,14 @@ class FakeStandby:
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def _serve(self) -> None:
-        router = sockets.make_router(self.url)
+        router = make_router(self.url)
         self._bound.set()
         poller = zmq.Poller()
         poller.register(router, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
         try:
             while self._wake not in dict(poller.poll()):
-                while (got := sockets.recv_word(router)) is not None:
+                while (got := recv_word(router)) is not None:
                     self._answer(router, *got[:2])
         finally:
             router.close(linger=0)

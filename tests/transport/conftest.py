@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 import zmq
 from support.fake_stages import FakeStages
+from support.router import make_router
 
 from zsq.transport.block.block import Block, check_block, cut, missing, pack, with_place
 from zsq.transport.errors import E_HELLO, E_NOT_FOUND, E_SEQUENCE
@@ -104,8 +105,7 @@ class FakeBroker:
 
     def _loop(self, up: threading.Event) -> None:
         ends = {
-            name: sockets.make_router(f"ipc://{self.run}/{name}")
-            for name in ("supervisor", "1", "2", "3")
+            name: make_router(f"ipc://{self.run}/{name}") for name in ("supervisor", "1", "2", "3")
         }
         self.ends = ends
         poller = zmq.Poller()

@@ -379,7 +379,7 @@ def _split(
     count = header.count
     end = len(columns) - TRAILER_BYTES
     position = 0
-    found: list[Column | None] = []
+    split: list[Column | None] = []
     present = ((True, False), (header.columns & HAS_KEY, header.columns & KEY_NULLS),
                (header.columns & HAS_TAG, header.columns & TAG_NULLS),
                (header.columns & HAS_HEADERS, header.columns & HEADERS_NULLS))  # fmt: skip
@@ -387,7 +387,7 @@ def _split(
         if not has:
             if nulls:
                 raise UsageError(E_BAD_BLOCK, "a block has a validity bitmap without its column")
-            found.append(None)
+            split.append(None)
             continue
         validity = None
         if nulls:
@@ -405,7 +405,7 @@ def _split(
             raise UsageError(
                 E_BAD_BLOCK, "the bytes of a column extend beyond the end of the block"
             )
-        found.append(
+        split.append(
             Column(
                 offsets,
                 columns[position : position + size],
@@ -422,7 +422,7 @@ def _split(
         position += count * 8
     if position != end:
         raise UsageError(E_BAD_BLOCK, f"{end - position} bytes of a block belong to no column")
-    return tuple(found), times
+    return tuple(split), times
 
 
 def padded(size: int) -> int:

@@ -141,8 +141,8 @@ def _largest(offsets: memoryview, size: int, size_max: int) -> int:
         if largest <= size_max:
             return largest
     ends = offsets.tolist()
-    found: int = max(map(sub, islice(ends, 1, None), ends))
-    return found
+    longest: int = max(map(sub, islice(ends, 1, None), ends))
+    return longest
 
 
 def slice_bitmap(bitmap: memoryview, start: int, count: int) -> memoryview | None:

@@ -147,38 +147,42 @@ def decode(body: bytes, limits: NsqLimits) -> ClientIdentity:
     Raises a fatal `NsqError` if it is not allowed.
     """
     try:
-        asked = _typed(body)
+        request = _typed(body)
     except (ValueError, RecursionError):
         raise NsqError(E_BAD_BODY, "IDENTIFY failed to decode JSON body") from None
     before = ClientIdentity.unknown(limits)
-    heartbeat_ms = _heartbeat(asked.heartbeat_interval, before.heartbeat_ms, limits)
-    size, timeout_ms = _output_buffer(asked.output_buffer_size, asked.output_buffer_timeout, limits)
-    if not 0 <= asked.sample_rate <= SAMPLE_RATE_MAX:
-        raise NsqError(E_BAD_BODY, f"IDENTIFY sample rate ({asked.sample_rate}) is invalid")
-    msg_timeout_ms = _msg_timeout(asked.msg_timeout, limits)
-    negotiated = asked.feature_negotiation
-    deflate = negotiated and limits.deflate and asked.deflate
-    snappy = negotiated and limits.snappy and asked.snappy
+    heartbeat_ms = _heartbeat(request.heartbeat_interval, before.heartbeat_ms, limits)
+    size, timeout_ms = _output_buffer(
+        request.output_buffer_size, request.output_buffer_timeout, limits
+    )
+    if not 0 <= request.sample_rate <= SAMPLE_RATE_MAX:
+        raise NsqError(E_BAD_BODY, f"IDENTIFY sample rate ({request.sample_rate}) is invalid")
+    msg_timeout_ms = _msg_timeout(request.msg_timeout, limits)
+    negotiated = request.feature_negotiation
+    deflate = negotiated and limits.deflate and request.deflate
+    snappy = negotiated and limits.snappy and request.snappy
     if deflate and snappy:
         raise NsqError(E_IDENTIFY_FAILED, "cannot enable both deflate and snappy compression")
-    level = asked.deflate_level if deflate and asked.deflate_level > 0 else DEFLATE_LEVEL_DEFAULT
+    level = (
+        request.deflate_level if deflate and request.deflate_level > 0 else DEFLATE_LEVEL_DEFAULT
+    )
     return ClientIdentity(
         limits,
-        client_id=asked.client_id,
-        hostname=asked.hostname,
-        user_agent=asked.user_agent,
+        client_id=request.client_id,
+        hostname=request.hostname,
+        user_agent=request.user_agent,
         feature_negotiation=negotiated,
         heartbeat_ms=heartbeat_ms,
         msg_timeout_ms=msg_timeout_ms,
-        sample_rate=asked.sample_rate,
+        sample_rate=request.sample_rate,
         output_buffer_size=size,
         output_buffer_timeout_ms=timeout_ms,
-        tls=negotiated and limits.tls_v1 and asked.tls_v1,
+        tls=negotiated and limits.tls_v1 and request.tls_v1,
         deflate=deflate,
         deflate_level=min(level, limits.max_deflate_level),
         snappy=snappy,
-        topology_region=asked.topology_region,
-        topology_zone=asked.topology_zone,
+        topology_region=request.topology_region,
+        topology_zone=request.topology_zone,
     )
 
 

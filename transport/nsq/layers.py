@@ -290,7 +290,7 @@ class SnappyLayer:
         data = self._rest + data if self._rest else data
         view = memoryview(data)
         pieces: list[bytes] = []
-        given, parts, at, end = 0, 0, 0, len(data)
+        returned, parts, at, end = 0, 0, 0, len(data)
         self.held = False
         while end - at >= 4 or self._skip:
             if self._skip:
@@ -300,7 +300,7 @@ class SnappyLayer:
                 if self._skip:
                     break
                 continue
-            if given >= PIECE or parts == PARTS_PIECE:
+            if returned >= PIECE or parts == PARTS_PIECE:
                 self.held = True
                 break
             parts += 1
@@ -314,7 +314,7 @@ class SnappyLayer:
             if end - at - 4 < size:
                 break
             piece = self._chunk(kind, view[at + 4 : at + 4 + size])
-            given += len(piece)
+            returned += len(piece)
             pieces.append(piece)
             at += 4 + size
         self._rest = data[at:]

@@ -61,10 +61,10 @@ def by_topic(names: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
 
     The parts of a topic are one topic, with the channels of all of them.
     """
-    found: dict[str, set[str]] = {}
+    by_name: dict[str, set[str]] = {}
     for name, channels in names.items():
-        found.setdefault(base_of(name), set()).update(channels)
-    return found
+        by_name.setdefault(base_of(name), set()).update(channels)
+    return by_name
 
 
 def registrations(topics: Mapping[str, Collection[str]]) -> frozenset[Registration]:
@@ -132,7 +132,9 @@ class LookupSession:
         """
         self._wanted = wanted
         gone, new = sorted(self._said - wanted, reverse=True), sorted(wanted - self._said)
-        self._plan = deque([(_UNREGISTER, one) for one in gone] + [(_REGISTER, one) for one in new])
+        self._plan = deque(
+            [(_UNREGISTER, name) for name in gone] + [(_REGISTER, name) for name in new]
+        )
         self._say(now_ns)
 
     def take_out(self) -> bytes:
@@ -180,10 +182,10 @@ class LookupSession:
             if answer != b"OK":
                 raise LookupFailed(f"it replied {_shown(answer)} instead of OK")
             return
-        said = _object(answer) if answer != b"OK" else {}
-        port = said.get("http_port")
+        reply = _object(answer) if answer != b"OK" else {}
+        port = reply.get("http_port")
         self.peer_host, self.peer_port = (
-            str(said.get("broadcast_address", "")),
+            str(reply.get("broadcast_address", "")),
             port if type(port) is int and 0 < port < 65_536 else 0,
         )
         self.identified = True
@@ -219,12 +221,12 @@ def _shown(answer: bytes) -> str:
 
 def _object(body: bytes) -> dict[str, object]:
     try:
-        said = json.loads(body)
+        reply = json.loads(body)
     except (ValueError, RecursionError):
         raise LookupFailed(f"its reply is not JSON: {_shown(body)}") from None
-    if not isinstance(said, dict):
+    if not isinstance(reply, dict):
         raise LookupFailed("its reply is not a JSON object")
-    return said
+    return reply
 
 
 # HTTP
@@ -235,7 +237,7 @@ def parse_channels(body: bytes) -> list[str]:
 
     Ephemeral channels are left out, as in nsqd, because their consumers create them.
     """
-    said = _object(body).get("channels")
-    if not isinstance(said, list):
+    names = _object(body).get("channels")
+    if not isinstance(names, list):
         raise LookupFailed("its reply has no list of channels")
-    return sorted({name for name in said[:NAMES_MAX] if is_name(name) and not is_ephemeral(name)})
+    return sorted({name for name in names[:NAMES_MAX] if is_name(name) and not is_ephemeral(name)})

@@ -121,10 +121,10 @@ def cut_fins(data: bytes, at: int) -> list[bytes]:
     count = min(count, (len(data) - at) // FIN_BYTES)
     run = data[at : at + count * FIN_BYTES]
     if not _only_fins(run, count):
-        found = _FIN_RUN.match(run)
-        if found is None:
+        match = _FIN_RUN.match(run)
+        if match is None:
             return []
-        run = found.group()
+        run = match.group()
         count = len(run) // FIN_BYTES
     ids: list[bytes] = []
     done = 0

@@ -96,13 +96,13 @@ class Authorization:
 
     @property
     def steps(self) -> int:
-        return self.topic.steps + sum(one.steps for one in self.channels)
+        return self.topic.steps + sum(pattern.steps for pattern in self.channels)
 
     def permits(self, permission: str, topic: str, channel: str) -> bool:
         return (
             permission in self.permissions
             and self.topic.matches(topic)
-            and any(one.matches(channel) for one in self.channels)
+            and any(pattern.matches(channel) for pattern in self.channels)
         )
 
 
@@ -129,61 +129,66 @@ class AuthState:
         """Return True if this is permitted. Only SUBSCRIBE has a channel, and needs it."""
         if (permission == PUBLISH) == bool(channel):
             return False
-        asked = (permission, topic, channel)
-        found = self._known.get(asked)
-        if found is None:
+        command = (permission, topic, channel)
+        permitted = self._known.get(command)
+        if permitted is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            found = self._known[asked] = any(one.permits(*asked) for one in self.authorizations)
-        return found
+            permitted = self._known[command] = any(
+                authorization.permits(*command) for authorization in self.authorizations
+            )
+        return permitted
 
 
 def parse_state(body: bytes) -> AuthState:
     try:
-        said = json.loads(body)
+        reply = json.loads(body)
     except (ValueError, RecursionError):
         raise BadAuthorization("the answer is not JSON") from None
-    if not isinstance(said, dict):
+    if not isinstance(reply, dict):
         raise BadAuthorization("the answer is not a JSON object")
-    ttl_s = said.get("ttl", 0)
+    ttl_s = reply.get("ttl", 0)
     if type(ttl_s) is not int or ttl_s <= 0:
         raise BadAuthorization(
             f"ttl must be a whole number of seconds above 0, not {repr(ttl_s)[:64]}"
         )
-    given = said.get("authorizations") or []
-    if not isinstance(given, list) or len(given) > AUTHORIZATIONS_MAX:
+    rows = reply.get("authorizations") or []
+    if not isinstance(rows, list) or len(rows) > AUTHORIZATIONS_MAX:
         raise BadAuthorization(
             f"authorizations must be a list of at most {AUTHORIZATIONS_MAX} objects"
         )
-    patterns = sum(len(_list(one, "channels")) + 1 for one in given)
+    patterns = sum(len(_list(row, "channels")) + 1 for row in rows)
     if patterns > PATTERNS_MAX:
         raise BadAuthorization(f"the answer has {patterns} patterns; the limit is {PATTERNS_MAX}")
     authorizations: list[Authorization] = []
     steps = 0
-    for one in given:
-        authorizations.append(_authorization(one, STEPS_MAX - steps))
+    for row in rows:
+        authorizations.append(_authorization(row, STEPS_MAX - steps))
         steps += authorizations[-1].steps
     return AuthState(
-        _text(said, "identity"),
-        _text(said, "identity_url"),
+        _text(reply, "identity"),
+        _text(reply, "identity_url"),
         min(ttl_s, TTL_S_MAX),
         tuple(authorizations),
     )
 
 
-def _authorization(said: Mapping[str, object], steps_max: int) -> Authorization:
-    permissions = frozenset(_strings(said, "permissions"))
+def _authorization(row: Mapping[str, object], steps_max: int) -> Authorization:
+    permissions = frozenset(_strings(row, "permissions"))
     unknown = sorted(permissions - {PUBLISH, SUBSCRIBE})
     if unknown:
         raise BadAuthorization(
             f"unknown permission {unknown[0][:64]!r}; the permissions are {PUBLISH} and {SUBSCRIBE}"
         )
-    topic = said.get("topic", "")
+    topic = row.get("topic", "")
     if not isinstance(topic, str):
         raise BadAuthorization("topic is not a string")
     patterns = []
-    for what, text in (("topic", topic), *(("channel", one) for one in _strings(said, "channels"))):
-        patterns.append(_pattern(what, text))
+    for kind, text in (
+        ("topic", topic),
+        *(("channel", pattern) for pattern in _strings(row, "channels")),
+    ):
+        patterns.append(_pattern(kind, text))
         steps_max -= patterns[-1].steps
         if steps_max < 0:
             raise BadAuthorization(
@@ -192,38 +197,38 @@ def _authorization(said: Mapping[str, object], steps_max: int) -> Authorization:
     return Authorization(patterns[0], tuple(patterns[1:]), permissions)
 
 
-def _pattern(what: str, text: str) -> Pattern:
+def _pattern(kind: str, text: str) -> Pattern:
     try:
         return _compiled(text)
     except BadPattern as error:
         raise BadAuthorization(
-            f"the {what} pattern {text[:64]!r} cannot be used: {error}"
+            f"the {kind} pattern {text[:64]!r} cannot be used: {error}"
         ) from None
 
 
-def _list(said: object, name: str) -> list[object]:
-    if not isinstance(said, dict):
+def _list(row: object, name: str) -> list[object]:
+    if not isinstance(row, dict):
         raise BadAuthorization("an authorization is not an object")
-    found = said.get(name)
-    if found is None:
+    value = row.get(name)
+    if value is None:
         return []
-    if not isinstance(found, list):
+    if not isinstance(value, list):
         raise BadAuthorization(f"{name} is not a list")
-    return found
+    return value
 
 
-def _strings(said: Mapping[str, object], name: str) -> list[str]:
-    found = _list(said, name)
-    texts = [one for one in found if isinstance(one, str)]
-    if len(texts) < len(found):
+def _strings(row: Mapping[str, object], name: str) -> list[str]:
+    values = _list(row, name)
+    texts = [value for value in values if isinstance(value, str)]
+    if len(texts) < len(values):
         raise BadAuthorization(f"{name} is not a list of strings")
     return texts
 
 
-def _text(said: Mapping[str, object], name: str) -> str:
-    found = said.get(name)
-    if found is None:
+def _text(row: Mapping[str, object], name: str) -> str:
+    value = row.get(name)
+    if value is None:
         return ""
-    if not isinstance(found, str) or len(found) > TEXT_CHARS_MAX:
+    if not isinstance(value, str) or len(value) > TEXT_CHARS_MAX:
         raise BadAuthorization(f"{name} must be a string of at most {TEXT_CHARS_MAX} characters")
-    return found
+    return value

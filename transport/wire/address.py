@@ -143,14 +143,14 @@ class Address:
         path = Path(self.url.removeprefix("ipc://"))
         if not self.run_id and not (path / "supervisor").exists():
             path = _moved(path)
-        found = str(path / "supervisor")
-        if len(os.fsencode(found)) > IPC_PATH_BYTES_MAX:
+        socket_path = str(path / "supervisor")
+        if len(os.fsencode(socket_path)) > IPC_PATH_BYTES_MAX:
             text = (
-                f"the socket path {found} is longer than the limit of {IPC_PATH_BYTES_MAX} "
+                f"the socket path {socket_path} is longer than the limit of {IPC_PATH_BYTES_MAX} "
                 "bytes; use the path that run.json names"
             )
             raise UsageError(E_BAD_ARGUMENT, text)
-        return f"ipc://{found}"
+        return f"ipc://{socket_path}"
 
 
 def tcp_endpoint(host: str, port: int) -> str:
@@ -176,20 +176,20 @@ def read_run_id(run_dir: str) -> str:
         return ""
     # O_NONBLOCK is necessary because an unknown server may have named a pipe.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-    found, opened = b"", []
+    data, opened = b"", []
     try:
         opened.append(os.open(run_dir, flags | os.O_DIRECTORY))
         if _is_private(os.fstat(opened[0])):
             opened.append(os.open(RUN_ID_FILE, flags, dir_fd=opened[0]))
             state = os.fstat(opened[1])
             if _is_private(state) and stat.S_ISREG(state.st_mode):
-                found = os.read(opened[1], _RUN_ID_BYTES + 1)
+                data = os.read(opened[1], _RUN_ID_BYTES + 1)
     except (OSError, ValueError):  # a path that contains a zero byte raises ValueError
         return ""
     finally:
         for fd in opened:
             os.close(fd)
-    return found.decode("ascii", "replace") if len(found) == _RUN_ID_BYTES else ""
+    return data.decode("ascii", "replace") if len(data) == _RUN_ID_BYTES else ""
 
 
 def _is_private(state: os.stat_result) -> bool:
@@ -203,7 +203,7 @@ def is_beside(endpoint: str, supervisor: str) -> bool:
     return bool(name) and name not in (".", "..") and folder == supervisor.rpartition("/")[0]
 
 
-def direct_address(told: Mapping[str, object]) -> Address | None:
+def direct_address(opened: Mapping[str, object]) -> Address | None:
     """Return the address of the run directory that a gateway named, or None if it is not usable.
 
     The path may not exist here, for example in a container, or it may belong to another broker. So
@@ -212,7 +212,7 @@ def direct_address(told: Mapping[str, object]) -> Address | None:
     uuid of the data directory. A copy of a data directory has the same uuid, and a broker that was
     killed leaves its run directory behind.)
     """
-    run_dir, run_id = told.get("run"), told.get("run_id")
+    run_dir, run_id = opened.get("run"), opened.get("run_id")
     if (
         not isinstance(run_dir, str)
         or not isinstance(run_id, str)

@@ -45,21 +45,23 @@ class Addresses:
     @property
     def url(self) -> str:
         """All addresses, in the form that `parse_all` accepts."""
-        return ",".join(one.url for one in self.each)
+        return ",".join(address.url for address in self.each)
 
     @property
     def credentials(self) -> Credentials | None:
         """The keys. They are the same for all gateways, and an ipc:// address needs none."""
-        return next((one.credentials for one in self.each if one.credentials is not None), None)
+        return next(
+            (address.credentials for address in self.each if address.credentials is not None), None
+        )
 
     @property
     def auto(self) -> bool:
         """True unless the user chose to use gateways only."""
-        return any(one.auto for one in self.each)
+        return any(address.auto for address in self.each)
 
     def on_behalf(self, by: Mapping[str, str]) -> Addresses:
         """Return the same addresses, for requests in the name of this user. See `Address.by`."""
-        return Addresses(tuple(replace(one, by=by) for one in self.each))
+        return Addresses(tuple(replace(address, by=by) for address in self.each))
 
 
 Url = str | list[str] | tuple[str, ...] | Addresses | None
@@ -75,19 +77,19 @@ def parse_all(url: Url, key_file: KeyFile = None, transport: str | None = None) 
     if isinstance(url, Addresses) and url.each:
         return url
     parts = _parts(url)
-    found = []
+    addresses = []
     for part in parts:
         if not part:
             text = f"{_shown(url)} has an empty address; write tcp://A:4153,tcp://B:4153"
             raise UsageError(E_BAD_ARGUMENT, text)
-        found.append(parse(part, key_file, transport))
-    if not 0 < len(found) <= ADDRESSES_MAX:
-        text = f"a client can have 1 to {ADDRESSES_MAX} addresses, not {len(found)}"
+        addresses.append(parse(part, key_file, transport))
+    if not 0 < len(addresses) <= ADDRESSES_MAX:
+        text = f"a client can have 1 to {ADDRESSES_MAX} addresses, not {len(addresses)}"
         raise UsageError(E_BAD_ARGUMENT, text)
-    for index, one in enumerate(found):
-        if one in found[:index]:
-            raise UsageError(E_BAD_ARGUMENT, f"{_shown(url)} has the address {one.url} twice")
-    return Addresses(tuple(found))
+    for index, address in enumerate(addresses):
+        if address in addresses[:index]:
+            raise UsageError(E_BAD_ARGUMENT, f"{_shown(url)} has the address {address.url} twice")
+    return Addresses(tuple(addresses))
 
 
 def _parts(url: Url) -> list[str]:
@@ -142,7 +144,7 @@ class Rotation:
         self.moves = moves
         self.several = moves or len(self.each) > 1
         last = None if moves else _reached.get(self.url)
-        known = [one for one in self.each if one.url == last]
+        known = [address for address in self.each if address.url == last]
         self.present = (known or list(self.each))[0]
         self._last: Address | None = None  # where the last link to a broker was up
         self._failures: dict[str, _Failure] = {}  # the last failure of each address, by its URL
@@ -169,7 +171,7 @@ class Rotation:
     @property
     def others(self) -> list[Address]:
         """All addresses but the present one."""
-        return [one for one in self.each if one != self.present]
+        return [address for address in self.each if address != self.present]
 
     def go_to(self, address: Address) -> None:
         """Try this address next. The primary was found there."""
@@ -197,18 +199,18 @@ class Rotation:
         """Return why each address failed. Return "" if there is only one, or none has failed."""
         if not self.several or not self._failures:
             return ""
-        found = [(one.url, self._failures.get(one.url)) for one in self.each]
+        failures = [(address.url, self._failures.get(address.url)) for address in self.each]
         whys = [
-            (url, failure.why if failure is not None else "no answer") for url, failure in found
+            (url, failure.why if failure is not None else "no answer") for url, failure in failures
         ]
         return "; ".join(why if url in why else f"{url}: {why}" for url, why in whys)
 
     def refusal(self) -> ZsqError | None:
         """Return what the brokers said, if all of them answered that they are not the primary."""
-        errors = [found.error for found in self._failures.values() if found.error is not None]
-        if len(errors) < len(self.each) or any(one.code not in NOT_PRIMARY for one in errors):
+        errors = [failure.error for failure in self._failures.values() if failure.error is not None]
+        if len(errors) < len(self.each) or any(error.code not in NOT_PRIMARY for error in errors):
             return None
-        codes = {one.code for one in errors}
+        codes = {error.code for error in errors}
         text = self.why() or errors[0].text
         return Refused(E_STANDBY if E_STANDBY in codes else E_FENCED, text)
 
@@ -216,8 +218,8 @@ class Rotation:
     def deserted(self) -> bool:
         """True if all addresses are on this machine, and nothing listens at any of them."""
         return all(
-            one.local and one.url in self._failures and self._failures[one.url].unheard
-            for one in self.each
+            address.local and address.url in self._failures and self._failures[address.url].unheard
+            for address in self.each
         )
 
     # Direct links

@@ -180,7 +180,7 @@ def _check_count(message: type[Wire], options: Any) -> None:
                 ),
             )
         parts = chain.from_iterable(
-            (*one, *one.values()) if type(one) is dict else one for one in level
+            (*value, *value.values()) if type(value) is dict else value for value in level
         )
         level = [part for part in parts if type(part) in _CONTAINERS]
 
@@ -203,7 +203,7 @@ def _unpack(data: Any, **options: Any) -> Any:
     return msgpack.unpackb(data, **options)
 
 
-def _check_nested(frame: bytes, found: Any) -> None:
+def _check_nested(frame: bytes, fields: Any) -> None:
     """Refuse a map that is nested too deeply, because the broker passes maps on or writes them.
 
     The receivers of rows (ranges, runs) check them, and require numbers. A frame with at most
@@ -211,10 +211,10 @@ def _check_nested(frame: bytes, found: Any) -> None:
     """
     if len(frame) - len(frame.translate(None, _NESTING)) <= NESTED_MAX:
         return
-    level = [found]
+    level = [fields]
     for _ in range(NESTED_MAX):
         if dict in {*map(type, level)}:
-            level = [(*one, *one.values()) if type(one) is dict else one for one in level]
+            level = [(*value, *value.values()) if type(value) is dict else value for value in level]
         kinds = {*map(type, chain.from_iterable(level))}
         if not kinds & _CONTAINERS:
             return
@@ -373,14 +373,14 @@ def unpack_headers(data: bytes | None) -> dict[str, HeaderValue]:
     if not data:
         return {}
     try:
-        found = _unpack(data)
+        headers = _unpack(data)
     except (ValueError, msgpack.exceptions.UnpackException) as error:
         raise UsageError(
             E_BAD_ARGUMENT, f"message headers are not a msgpack map: {error}"
         ) from None
-    if type(found) is not dict:
+    if type(headers) is not dict:
         raise UsageError(E_BAD_ARGUMENT, "message headers are not a msgpack map")
-    return found
+    return headers
 
 
 def pack_value(value: Any) -> bytes:
@@ -428,13 +428,13 @@ class _ContainerLimit:
         return container
 
 
-def fitting(found: Mapping[str, object], bytes_max: int) -> dict[str, object]:
+def fitting(values: Mapping[str, object], bytes_max: int) -> dict[str, object]:
     """Cut the lists of rows (maps) in `found` to `bytes_max` bytes together.
 
     `NAME_left_out` is the number of rows that are missing in a list.
     """
     cut: dict[str, object] = {}
-    for name, value in found.items():
+    for name, value in values.items():
         cut[name] = value
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
             rows, bytes_max = first_rows(value, bytes_max)

@@ -76,8 +76,8 @@ def resolve(key_file: KeyFile) -> Credentials | None:
 
 def load(path: str) -> Credentials:
     """Read a client's key file. Raises `UsageError` (E_BAD_KEY) if it is not valid."""
-    found = read_key_file(path, ("public", "secret", "server"))
-    return Credentials(found["public"], found["secret"], found["server"], path)
+    fields = read_key_file(path, ("public", "secret", "server"))
+    return Credentials(fields["public"], fields["secret"], fields["server"], path)
 
 
 def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
@@ -88,9 +88,9 @@ def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
     """
     try:
         with Path(path).open("rb") as file:
-            found = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
             text = file.read(KEY_FILE_BYTES_MAX)
-        said: dict[str, object] = tomllib.loads(text.decode())
+        fields: dict[str, object] = tomllib.loads(text.decode())
     except OSError as error:
         raise UsageError(
             E_BAD_KEY, f"the key file {path} cannot be read: {error.strerror or error}"
@@ -101,22 +101,22 @@ def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
         ) from None
     keys: dict[str, str] = {}
     for name in names:
-        value = said.get(name)
+        value = fields.get(name)
         if not isinstance(value, str) or not is_key(value):
-            what = (
+            reason = (
                 f"has no `{name}`"
                 if value is None
                 else f"has no key of {KEY_CHARS} characters as `{name}`"
             )
             kind = (
                 "it may be a server's key file, but each client needs its own"
-                if "server" in names and "secret" in said
+                if "server" in names and "secret" in fields
                 else "it may be another kind of file"
             )
-            raise UsageError(E_BAD_KEY, f"{path} {what}; {kind} (see `zsq keys --help`)")
+            raise UsageError(E_BAD_KEY, f"{path} {reason}; {kind} (see `zsq keys --help`)")
         keys[name] = value
     if "secret" in names:
-        if why := open_to_others(path, found, secret=True):
+        if why := open_to_others(path, status, secret=True):
             raise UsageError(E_BAD_KEY, f"the key file {why}")
         if (
             "public" in names
@@ -143,7 +143,7 @@ def is_key(text: str) -> bool:
 
 
 def open_to_others(
-    path: str | os.PathLike[str], found: os.stat_result, *, secret: bool = False
+    path: str | os.PathLike[str], status: os.stat_result, *, secret: bool = False
 ) -> str:
     """Return why other users could change this file or folder, and what to do about it.
 
@@ -155,14 +155,12 @@ def open_to_others(
     and their group may always read them, also if the broker runs as root. Windows has no such
     numbers and rights, so nothing is checked there.
     """
-    own, owner, mode = user_id(), found.st_uid, stat.S_IMODE(found.st_mode)
-    if own is None:
+    user, owner, mode = user_id(), status.st_uid, stat.S_IMODE(status.st_mode)
+    if user is None:
         return ""
     named = shlex.quote(os.fspath(path))
-    if owner not in (own, 0):
-        return (
-            f"{path} belongs to user {owner}, not to this user ({own}) or root: chown {own} {named}"
-        )
+    if owner not in (user, 0):
+        return f"{path} belongs to user {owner}, not to this user ({user}) or root: chown {user} {named}"
     of_root = owner == 0
     if not mode & (0o022 if not secret else 0o027 if of_root else 0o077):
         return ""
@@ -172,10 +170,10 @@ def open_to_others(
         else ""
     )
     wanted = (
-        ("640" if of_root and own else "600")
+        ("640" if of_root and user else "600")
         if secret
         else "700"
-        if stat.S_ISDIR(found.st_mode)
+        if stat.S_ISDIR(status.st_mode)
         else "go-w"
     )
     return (

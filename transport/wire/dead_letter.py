@@ -120,32 +120,34 @@ _ROOM: Final = 2  # the headers that a redrive may add: its target channel, and 
 _ROOM_BYTES: Final = 256  # the bytes of these headers, and of longer names after a redrive
 
 
-def pack_dead(own: bytes | None, about: Mapping[str, HeaderValue]) -> bytes:
+def pack_dead(headers: bytes | None, about: Mapping[str, HeaderValue]) -> bytes:
     """Return the packed headers of a dead letter: its own headers, and those about its death.
 
     The result is within the limits, whatever the own headers were.
     """
     try:
-        return _pack(_own(own), dict(about))
+        return _pack(_own(headers), dict(about))
     except UsageError:
         kept: dict[str, HeaderValue] = (
-            {UNREADABLE: own} if own is not None and len(own) < HEADERS_BYTES_MAX // 2 else {}
+            {UNREADABLE: headers}
+            if headers is not None and len(headers) < HEADERS_BYTES_MAX // 2
+            else {}
         )
         return _pack(kept, dict(about))
 
 
-def _pack(kept: dict[str, HeaderValue], told: dict[str, HeaderValue]) -> bytes:
-    left_out = max(0, len(kept) + len(told) + 1 - (HEADERS_MAX - _ROOM))
+def _pack(kept: dict[str, HeaderValue], death: dict[str, HeaderValue]) -> bytes:
+    left_out = max(0, len(kept) + len(death) + 1 - (HEADERS_MAX - _ROOM))
     if left_out:
         _leave_out(kept, left_out)
     while True:
-        packed = pack_headers({**kept, **told, **({LEFT_OUT: left_out} if left_out else {})})
+        packed = pack_headers({**kept, **death, **({LEFT_OUT: left_out} if left_out else {})})
         over = len(packed) - (HEADERS_BYTES_MAX - _ROOM_BYTES)
         if over <= 0:
             return packed
-        error = str(told.get(ERROR, "")).encode()
+        error = str(death.get(ERROR, "")).encode()
         if error:
-            told[ERROR] = error[: max(0, len(error) - over)].decode(errors="ignore")
+            death[ERROR] = error[: max(0, len(error) - over)].decode(errors="ignore")
         else:
             assert kept, "what is said of a death fits"
             _leave_out(kept, 1)
@@ -158,12 +160,12 @@ def _own(data: bytes | None) -> dict[str, HeaderValue]:
     A letter that dies again describes only its last death. It is no longer addressed to the channel
     of a redrive.
     """
-    found = unpack_headers(data)
-    if not all(type(name) is str for name in found):
+    headers = unpack_headers(data)
+    if not all(type(name) is str for name in headers):
         raise UsageError(E_BAD_ARGUMENT, "a header's name must be text")
     return {
         name: value
-        for name, value in found.items()
+        for name, value in headers.items()
         if not name.startswith(PREFIX) and name != CHANNEL_HEADER
     }
 
@@ -181,13 +183,13 @@ def redriven(headers: Mapping[str, HeaderValue], channel: str | None) -> dict[st
     The headers about its death get the prefix `zsq-redriven-`. If `channel` is given, only this
     channel gets the letter.
     """
-    own = {name: value for name, value in headers.items() if name != CHANNEL_HEADER}
+    kept = {name: value for name, value in headers.items() if name != CHANNEL_HEADER}
     # Other programs may have packed names that are not text.
-    told = {name for name in own if type(name) is str and name.startswith(PREFIX)}
-    found = {
+    history = {name for name in kept if type(name) is str and name.startswith(PREFIX)}
+    letter = {
         name: value
-        for name, value in own.items()
-        if name not in told and not (type(name) is str and name.startswith(REDRIVEN))
+        for name, value in kept.items()
+        if name not in history and not (type(name) is str and name.startswith(REDRIVEN))
     }
-    found |= {REDRIVEN + name.removeprefix(PREFIX): own[name] for name in own if name in told}
-    return found | ({CHANNEL_HEADER: channel} if channel is not None else {})
+    letter |= {REDRIVEN + name.removeprefix(PREFIX): kept[name] for name in kept if name in history}
+    return letter | ({CHANNEL_HEADER: channel} if channel is not None else {})

@@ -68,8 +68,8 @@ def verdict(events: int, address: Address) -> ZsqError | None:
 
 def mechanism_of(greeting: bytes) -> bytes:
     """Return the name of the mechanism in a greeting, or b"" if the greeting is not whole."""
-    whole = len(greeting) >= MECHANISM.stop and greeting.startswith(ZMTP_BEGINS)
-    return greeting[MECHANISM].rstrip(b"\0") if whole else b""
+    is_complete = len(greeting) >= MECHANISM.stop and greeting.startswith(ZMTP_BEGINS)
+    return greeting[MECHANISM].rstrip(b"\0") if is_complete else b""
 
 
 def mechanism_verdict(mechanism: bytes, address: Address) -> ZsqError | None:

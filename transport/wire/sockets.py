@@ -40,7 +40,7 @@ from .handshake import (
     mechanism_verdict,
     what_answers,
 )
-from .protocol import FRAME_BYTES_MAX, FRAMES_MAX, HEARTBEAT_MS, READY_MAX, WINDOW_BLOCKS_MAX, Wire
+from .protocol import FRAMES_MAX, HEARTBEAT_MS, READY_MAX, WINDOW_BLOCKS_MAX, Wire
 
 # Larger frames are sent without a copy. The binding would copy smaller frames in any case, but
 # after a longer check.
@@ -97,22 +97,22 @@ def make_context(sockets_max: int) -> zmq.Context[Socket]:
     messages of 200 bytes took 75 MB of a topic and 92 MB of a channel. With a copy of each small
     frame they took 17 and 14 MB. Larger frames have memory of their own in both cases.
     """
-    made: zmq.Context[Socket] = zmq.Context()
-    made.set(zmq.MAX_SOCKETS, sockets_max)
+    new: zmq.Context[Socket] = zmq.Context()
+    new.set(zmq.MAX_SOCKETS, sockets_max)
     with contextlib.suppress(zmq.ZMQError):  # another build of libzmq may not have this option
-        made.set(_ZERO_COPY_RECV, 0)
-    return made
+        new.set(_ZERO_COPY_RECV, 0)
+    return new
 
 
 def context() -> zmq.Context[Socket]:
     """Return this process's own context."""
     pid = os.getpid()
-    found = _contexts.get(pid)
-    if found is None or found.closed:
+    known = _contexts.get(pid)
+    if known is None or known.closed:
         keep_memory()
-        found = make_context(SOCKETS_MAX)
-        _contexts[pid] = found
-    return found
+        known = make_context(SOCKETS_MAX)
+        _contexts[pid] = known
+    return known
 
 
 def end_context(timeout_s: float) -> None:
@@ -121,10 +121,10 @@ def end_context(timeout_s: float) -> None:
     A process that then ends with `os._exit` calls this after it has closed all sockets, and uses
     none afterwards. The end of the interpreter waits in the same way.
     """
-    found = _contexts.get(os.getpid())
-    if found is not None:
+    known = _contexts.get(os.getpid())
+    if known is not None:
         # It would wait without limit for a socket that is open.
-        thread = threading.Thread(target=found.term, name="end of zsq sockets", daemon=True)
+        thread = threading.Thread(target=known.term, name="end of zsq sockets", daemon=True)
         thread.start()
         thread.join(timeout_s)
 
@@ -190,18 +190,6 @@ def make_push(endpoint: str, credentials: Credentials | None = None) -> Socket:
     except zmq.ZMQError:
         socket.close(linger=0)
         raise
-    return socket
-
-
-def make_router(endpoint: str) -> Socket:
-    """Return a bound ROUTER. It drops no message silently, and refuses frames over the limit."""
-    socket: Socket = context().socket(zmq.ROUTER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-    socket.bind(endpoint)
     return socket
 
 
@@ -295,14 +283,14 @@ def close(socket: Socket, monitor: Socket | None, linger_ms: int = 0) -> None:
 
 def read_events(monitor: Socket) -> int:
     """Return all pending events of the monitor as one set of bits, without waiting."""
-    found = 0
+    events = 0
     while True:
         try:
             frames = monitor.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
-            return found
+            return events
         event, detail = _EVENT.unpack_from(frames[0])
-        found |= 0 if event == OTHER_MECHANISM and detail != MECHANISM_MISMATCH else event
+        events |= 0 if event == OTHER_MECHANISM and detail != MECHANISM_MISMATCH else event
 
 
 def send_frames(socket: Socket, frames: Sequence[Any]) -> bool:
@@ -349,15 +337,6 @@ def recv_frames(socket: Socket) -> list[Any] | None:
         frame = _recv(socket, _NOW, False)  # all frames of a message arrive together
         frames.append(frame)
     return frames
-
-
-def recv_word(socket: Socket) -> tuple[list[bytes], Wire, list[Any]] | None:
-    """Return (envelope, message, block frames) of the next message, or None if there is none.
-
-    Raises `UsageError` (E_BAD_COMMAND) if it is not a valid protocol message.
-    """
-    frames = recv_frames(socket)
-    return None if frames is None else open_frames(frames)
 
 
 def open_frames(frames: Sequence[Any]) -> tuple[list[bytes], Wire, list[Any]]:
@@ -417,7 +396,7 @@ class Probe:
     @staticmethod
     def _exchange(host: str, port: int, request: bytes, size: int) -> bytes:
         """Return the first `size` bytes of the answer, or what came of them within PROBE_S."""
-        found = b""
+        received = b""
         with (
             contextlib.suppress(OSError),
             socket.create_connection((host, port), PROBE_S) as connection,
@@ -426,8 +405,8 @@ class Probe:
             ends = time.monotonic() + PROBE_S
             while (left := ends - time.monotonic()) > 0:
                 connection.settimeout(left)
-                part = connection.recv(size - len(found))  # b"" if all of it was read
+                part = connection.recv(size - len(received))  # b"" if all of it was read
                 if not part:
                     break
-                found += part
-        return found
+                received += part
+        return received

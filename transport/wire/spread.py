@@ -84,28 +84,26 @@ class KeyParts:
 
     def of(self, key: bytes) -> int:
         """Return the number of the part to which a key goes."""
-        found = self._known.get(key)
-        if found is None:
+        part = self._known.get(key)
+        if part is None:
             if len(self._known) >= _KNOWN_KEYS_MAX:
                 self._known.clear()
-            found = self._known[key] = self._compute(key)
-        return found
+            part = self._known[key] = self._compute(key)
+        return part
 
     def _compute(self, key: bytes) -> int:
         number = crc32c(key)
-        found = part_of_hash(number, self.count)
-        return (
-            found if found not in self.closed else self.open[part_of_hash(number, len(self.open))]
-        )
+        part = part_of_hash(number, self.count)
+        return part if part not in self.closed else self.open[part_of_hash(number, len(self.open))]
 
 
 def parts_of_keys(spread: Spread) -> KeyParts:
     """Return the parts of keys of a topic. Raises `Refused` (E_CLOSED) if all parts are closed."""
-    found = KeyParts(len(spread.parts), spread.closed)
-    if not found.open:
-        text = f"all {found.count} parts of topic {spread.topic} are closed to publishers"
+    parts = KeyParts(len(spread.parts), spread.closed)
+    if not parts.open:
+        text = f"all {parts.count} parts of topic {spread.topic} are closed to publishers"
         raise Refused(E_CLOSED, f"{text}; open one (zsq topic open {spread.topic}#0), or add parts")
-    return found
+    return parts
 
 
 def checked(spread: Spread) -> Spread:
@@ -116,11 +114,11 @@ def checked(spread: Spread) -> Spread:
     check_rows(spread.parts, 2, "the parts of a topic")
     numbers = [number for number, _ in spread.parts]
     good = 0 < len(numbers) <= PARTS_MAX and sorted(numbers) == list(range(len(numbers)))
-    good = good and all(type(one) is int for one in spread.closed)
+    good = good and all(type(item) is int for item in spread.closed)
     for row in spread.brokers:
         good = good and isinstance(row, tuple) and len(row) == 2 and type(row[0]) is int
         good = good and isinstance(row[1], tuple) and len(row[1]) <= ADDRESSES_MAX
-        good = good and all(isinstance(one, str) for one in row[1])
+        good = good and all(isinstance(item, str) for item in row[1])
     if not good:
         text = f"the broker does not say where the parts are: {reprlib.repr(spread)[:200]}"
         raise UsageError(E_BAD_COMMAND, text)
@@ -156,16 +154,16 @@ def near(home: Addresses, urls: Sequence[str], least: Space) -> Addresses:
     `least` is the space of the broker that names them, and counts for those that the user did not
     give. Raises `UsageError` if an address is not valid, or is not a tcp:// address.
     """
-    transport = "auto" if home.auto or all(one.direct for one in home.each) else "tcp"
+    transport = "auto" if home.auto or all(address.direct for address in home.each) else "tcp"
     by = home.each[0].by
-    found: list[Address] = []
+    addresses: list[Address] = []
     for url in urls:
-        one = next((one for one in home.each if one.url == url), None) or replace(
+        address = next((address for address in home.each if address.url == url), None) or replace(
             parse(check_named(url), home.credentials, transport), least=least
         )
-        if one not in found:
-            found.append(one)
-    return Addresses(tuple(found)).on_behalf(by)
+        if address not in addresses:
+            addresses.append(address)
+    return Addresses(tuple(addresses)).on_behalf(by)
 
 
 def way_to(home: Addresses, name: str, spread: Spread, least: Space) -> Rotation | None:
@@ -178,6 +176,6 @@ def way_to(home: Addresses, name: str, spread: Spread, least: Space) -> Rotation
     urls = named_for(name, spread)
     if not urls:
         return None
-    there = near(home, urls, least)
-    each = there.each + tuple(one for one in home.each if one not in there.each)
+    nearby = near(home, urls, least)
+    each = nearby.each + tuple(address for address in home.each if address not in nearby.each)
     return Rotation(Addresses(each), moves=True)

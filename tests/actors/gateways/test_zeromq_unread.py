@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 import zmq
 from support.broker import wait_for
+from support.router import make_router
 
 from zsq.actors.gateways import zeromq as unread
 from zsq.actors.gateways.zeromq import Unread
@@ -23,7 +24,7 @@ SIZE = 1 << 20
 
 @pytest.fixture
 def pair() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes]]:
-    router, dealer = sockets.make_router("tcp://127.0.0.1:*"), sockets.make_dealer()
+    router, dealer = make_router("tcp://127.0.0.1:*"), sockets.make_dealer()
     dealer.setsockopt(zmq.RCVHWM, 1)
     dealer.connect(router.getsockopt_string(zmq.LAST_ENDPOINT))
     dealer.send(b"here")
@@ -83,7 +84,7 @@ def test_over_the_total_budget_only_clients_above_their_share_get_nothing() -> N
     """Ten clients that never read hold ten megabytes. Another client, which reads, still gets its
     answers.
     """
-    router = sockets.make_router("tcp://127.0.0.1:*")
+    router = make_router("tcp://127.0.0.1:*")
     dealers, clients = [], []
     for _ in range(11):
         dealer = sockets.make_dealer()

@@ -13,13 +13,13 @@ import pytest
 import zmq
 from support.broker import wait_for
 from support.fake_connection import FakeEngine, QuietPeer
+from support.router import make_router
 
 from zsq.transport.client.blocking.client import Admin
 from zsq.transport.client.core.requester import RequestEngine
 from zsq.transport.client.link.connection import LinkConnection
 from zsq.transport.client.link.link import Link
 from zsq.transport.errors import E_BAD_KEY, E_FORBIDDEN, UsageError, options_as_flags
-from zsq.transport.wire import sockets
 from zsq.transport.wire.address import Target, parse
 from zsq.transport.wire.addresses import Rotation
 from zsq.transport.wire.credentials import Credentials, is_key, load, read_key_file, resolve
@@ -127,7 +127,7 @@ def test_a_failed_handshake_is_explained_by_its_cause() -> None:
 @pytest.fixture
 def plain() -> Iterator[str]:
     """Return the address of a broker without keys. A client with keys must not send it anything."""
-    socket = sockets.make_router("tcp://127.0.0.1:*")
+    socket = make_router("tcp://127.0.0.1:*")
     yield socket.getsockopt_string(zmq.LAST_ENDPOINT)
     socket.close(linger=0)
 

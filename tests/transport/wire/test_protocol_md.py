@@ -146,8 +146,6 @@ def table(rows: dict[Any, dict[Any, Any]]) -> str:
 
 def _transition(transition: Any) -> tuple[Enum, str]:
     """Return the next state of a transition, and its actions and reaction as text."""
-    if isinstance(transition, Enum):
-        return transition, ""
     does = [action.value for action in transition.actions]
     reaction = getattr(transition, "reaction", Reaction.NOTHING)
     if reaction is not Reaction.NOTHING:

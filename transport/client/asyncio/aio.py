@@ -12,24 +12,20 @@ where there is none, on the event loop of asyncio that can watch sockets.
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
-from ...block.block import MESSAGE_BYTES_MAX, Block
-from ...errors import E_BAD_ARGUMENT, UsageError
+from ...block.block import MESSAGE_BYTES_MAX
 from ...system import woken_by_signals
 from ...wire.codec import HeaderValue
-from ..blocking.producer import FOREIGN_RECEIPT, ProducerBase, ReceiptView, make_engine
-from ..blocking.program_end import inherit
+from ..blocking.producer import Pending, ProducerBase, ReceiptView
 from ..core.message import Delay, Fetched
 from ..core.packing import largest_of, one_block
 from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine
-from ..core.producer_session import PendingBlock
 from ..core.publish_arguments import Text, as_attributes, as_body, as_delay_ms
 from ..core.reading import Archive, Measured
-from .aio_asker import Turner
+from ..link.engine import Steps
+from .aio_asker import AsyncioClient, Turner
 from .aio_client import Admin, Reader
 from .aio_consumer import Batch, Consumer, Message
 
@@ -84,20 +80,8 @@ class Receipt(ReceiptView):
         return self._outcome()
 
 
-class Producer(ProducerBase):
+class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[ProducerEngine]]):
     """Publish messages to any number of topics. See `zsq.Producer` for the arguments."""
-
-    _made: Turner[ProducerEngine] | None
-
-    def _turner(self) -> Turner[ProducerEngine]:
-        self._check_open()
-        made = self._made
-        if made is None or made.pid != os.getpid():
-            if made is not None:
-                inherit(made)
-            made = self._made = Turner(make_engine(*self._options), tells=True, hasty=self._hasty)
-            made.belong_to(self, self._client_name)
-        return made
 
     async def publish(
         self,
@@ -122,12 +106,11 @@ class Producer(ProducerBase):
             if key is None and tag is None and headers is None
             else as_attributes(key, tag, headers)
         )
+        turner = self._drive()
         if not self._lingers or delay_ms:
-            receipt = await self._push(topic, (one_block(payload, attributes, delay_ms),), delay_ms)
-            if not self._lingers:
-                await receipt.wait()
-            return receipt
-        turner = self._turner()
+            block = one_block(payload, attributes, delay_ms)
+            steps = turner.engine.push(topic, (block,), delay_ms, self._timeout)
+            return await self._receipt(steps, not self._lingers)
         pending, index = turner.engine.linger(topic, payload, attributes)
         turner.settle()
         lane = turner.engine.fullest(turner.engine.lanes[topic])
@@ -158,8 +141,7 @@ class Producer(ProducerBase):
         delay_ms = as_delay_ms(delay)
         if (largest := largest_of(bodies)) > MESSAGE_BYTES_MAX:
             await self._check_size(topic, largest)
-        turner = self._turner()
-        steps = turner.engine.push_many(
+        steps = self._drive().engine.push_many(
             topic,
             bodies,
             delay_ms,
@@ -170,31 +152,14 @@ class Producer(ProducerBase):
             key=key,
             tag=tag,
         )
-        pending_blocks = await turner.carry_out(steps)
-        count = sum(pending.count for pending in pending_blocks)
-        receipt = Receipt(self, pending_blocks, 0, count)
+        return await self._receipt(steps, wait)
+
+    async def _receipt(self, queueing: Steps[Pending], wait: bool) -> Receipt:
+        pending_blocks = await self._store(queueing, wait)
+        receipt = Receipt(self, pending_blocks, 0, sum(pending.count for pending in pending_blocks))
         if wait:
-            await receipt.wait()
+            receipt._outcome()
         return receipt
-
-    async def _push(self, topic: str, blocks: Iterable[Block], delay_ms: int) -> Receipt:
-        turner = self._turner()
-        pending_blocks = await turner.carry_out(
-            turner.engine.push(topic, blocks, delay_ms, self._timeout)
-        )
-        return Receipt(self, pending_blocks, 0, sum(pending.count for pending in pending_blocks))
-
-    async def _check_size(self, topic: str, size: int) -> None:
-        turner = self._turner()
-        await turner.carry_out(turner.engine.check_size(topic, size, self._timeout))
-
-    async def _await(self, pending_blocks: tuple[PendingBlock, ...], timeout: float | None) -> None:
-        turner = self._made
-        if turner is None or turner.pid != os.getpid():
-            raise UsageError(E_BAD_ARGUMENT, FOREIGN_RECEIPT)
-        await turner.carry_out(
-            turner.engine.answered(pending_blocks, self._timeout if timeout is None else timeout)
-        )
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was published is durable.
@@ -203,7 +168,7 @@ class Producer(ProducerBase):
         `zsq.Producer.flush`.
         """
         turner = self._made
-        if turner is not None and turner.pid == os.getpid():
+        if turner is not None:
             await turner.carry_out(
                 turner.engine.flush(self._timeout if timeout is None else timeout)
             )
@@ -214,14 +179,8 @@ class Producer(ProducerBase):
         See `zsq.Producer.close` for the time-out. If the task is cancelled
         meanwhile, a thread sends the rest, as for a producer that is dropped.
         """
-        if self._closed:
-            return
-        self._closed = True
-        turner = self._made
+        turner = self._leave()
         if turner is None:
-            return
-        if turner.pid != os.getpid():
-            inherit(turner)
             return
         try:
             await self.flush(self._close_timeout(timeout))
@@ -233,14 +192,3 @@ class Producer(ProducerBase):
             raise
         finally:
             turner.stop(turner.engine.farewell_ms)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()

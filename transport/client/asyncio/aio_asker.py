@@ -12,16 +12,16 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar
 
 from ...errors import ZsqError
 from ...wire.address import Target
-from ...wire.spread import HasParts
-from ..blocking.asker import AskerBase, AskerPlace, moved
+from ..blocking.asker import AskerBase, ClientAddress
 from ..blocking.caretaker import caretaker
+from ..blocking.client_base import ClientBase
 from ..blocking.drive import Drive
 from ..blocking.program_end import (
     CONCLUDE_S,
@@ -31,13 +31,16 @@ from ..blocking.program_end import (
     prepare_end,
     remember,
 )
-from ..core.asking import Asking, PartAnswers, Question, Reply
+from ..core.asking import Asking, Question, Reply, ask_parts
 from ..core.requester import RequestEngine
 from ..link.engine import Engine, Steps, Waiter
 from ..link.timeouts import FAR_NS
 
 _EngineT = TypeVar("_EngineT", bound=Engine)
+_DriveT = TypeVar("_DriveT")
 _T = TypeVar("_T")
+_QuestionT = TypeVar("_QuestionT")
+_ReplyT = TypeVar("_ReplyT")
 
 
 def _wake(future: asyncio.Future[None]) -> None:
@@ -59,6 +62,8 @@ class Turner(Generic[_EngineT]):
         engine.hasty = hasty
         self.pid = os.getpid()
         self.engine = engine
+        # The tasks of a loop take turns, so they need no lock. The bases of the clients use one.
+        self.lock = contextlib.nullcontext()
         self.loop = asyncio.get_running_loop()
         self.stopped = False
         self.client_name: ClientName | None = None
@@ -233,64 +238,16 @@ class Turner(Generic[_EngineT]):
         return "" if self._concluded.wait(timeout_s) else self.engine.unfinished
 
 
-class Asker(AskerBase):
-    """A client of one target. Any number of tasks may send requests at once."""
+class AsyncioClient(ClientBase[_DriveT]):
+    """What all asyncio clients have."""
 
-    _made: Turner[RequestEngine] | None
-    _tells = True  # log a broker that does not answer while a request waits for it
+    _tells = True  # log a broker that does not answer while a call waits for it
 
-    async def _carry_out(self, asking: Asking[_T]) -> _T:
-        """Run the generator: send its questions and return its result."""
-        try:
-            question = next(asking)
-            while True:
-                try:
-                    reply = await self._ask(question)
-                except ZsqError as error:
-                    question = asking.throw(error)
-                else:
-                    question = asking.send(reply)
-        except StopIteration as end:
-            result: _T = end.value
-            return result
-
-    async def _ask(self, question: Question) -> Reply:
-        """Send a request and return the reply. If it is about parts, ask their brokers."""
-        try:
-            return await self._ask_here(question, self._timeout)
-        except HasParts as error:
-            answers = PartAnswers(question, error.spread)
-        for one in answers:
-            try:
-                other = self._other(one.urls, at_supervisor)
-                reply = await other._ask_here(one.question, answers.timeout(self._timeout))
-                answers.add(one, reply)
-            except HasParts as error:
-                answers.fail(one, moved(error))
-            except ZsqError as error:
-                answers.fail(one, error)
-        return answers.combined()
-
-    async def _ask_here(self, question: Question, timeout: float | None) -> Reply:
-        self._check_open()
-        turner = self._made
-        if turner is None or turner.pid != os.getpid():
-            if turner is not None:
-                inherit(turner)
-            turner = self._made = Turner(self._engine(), tells=self._tells, hasty=self._hasty)
-            turner.belong_to(self, self._client_name)
-        return await turner.carry_out(turner.engine.reply(turner.engine.begin(question), timeout))
+    def _new_drive(self, engine: Any) -> Any:
+        return Turner(engine, tells=self._tells, hasty=self._hasty)
 
     async def close(self) -> None:
-        self._closed = True
-        others, self._others = self._others, {}
-        for other in others.values():
-            await other.close()
-        turner, self._made = self._made, None
-        if turner is not None and turner.pid != os.getpid():
-            inherit(turner)
-        elif turner is not None:
-            turner.stop(linger_ms=200)
+        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         return self
@@ -304,12 +261,43 @@ class Asker(AskerBase):
         await self.close()
 
 
-def at_supervisor(**place: Unpack[AskerPlace]) -> Asker:
-    """Return a client of the supervisor of another broker, which answers about its parts."""
-    return Asker(
-        place["url"],
-        Target("supervisor"),
-        place["timeout"],
-        key_file=place["key_file"],
-        transport=place["transport"],
-    )
+class Asker(AskerBase[Turner[RequestEngine]], AsyncioClient[Turner[RequestEngine]]):
+    """A client of one target. Any number of tasks may send requests at once."""
+
+    def _supervisor_of(self, place: ClientAddress) -> Asker:
+        return Asker(target=Target("supervisor"), timeout=self._timeout, **place)
+
+    async def _carry_out(self, asking: Asking[_T]) -> _T:
+        """Run the generator: send its questions and return its result."""
+        return await _run(asking, self._ask)
+
+    async def _ask(self, question: Question) -> Reply:
+        """Send a request and return the reply. If it is about parts, ask their brokers."""
+        return await _run(ask_parts(question, self._timeout), self._reply_to)
+
+    async def close(self) -> None:
+        self._closed = True
+        others, self._others = self._others, {}
+        for other in others.values():
+            await other.close()
+        turner, self._made = self._made, None
+        if turner is not None:
+            turner.stop(linger_ms=200)
+
+
+async def _run(
+    steps: Generator[_QuestionT, _ReplyT, _T], answer: Callable[[_QuestionT], Awaitable[_ReplyT]]
+) -> _T:
+    """Run the generator: send it the answer to each question, or throw the error into it."""
+    try:
+        question = next(steps)
+        while True:
+            try:
+                reply = await answer(question)
+            except ZsqError as error:
+                question = steps.throw(error)
+            else:
+                question = steps.send(reply)
+    except StopIteration as end:
+        result: _T = end.value
+        return result

@@ -9,11 +9,12 @@ from ..core.asking import ask_stats
 from ..core.message import Fetched, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek
 from ..core.reading import BYTES_ANY, Archive, Measured
+from ..core.requester import RequestEngine
 from .aio_admin_calls import AdminCalls
-from .aio_asker import Asker
+from .aio_asker import Asker, Turner
 
 
-class Admin(AdminBase, AdminCalls):
+class Admin(AdminBase[Turner[RequestEngine]], AdminCalls):
     """Manage topics and channels. See `zsq.Admin`."""
 
     async def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
@@ -35,7 +36,7 @@ class Admin(AdminBase, AdminCalls):
         return stats
 
 
-class Reader(ReaderBase, Asker):
+class Reader(ReaderBase[Turner[RequestEngine]], Asker):
     """Read a topic by offset. See `zsq.Reader`."""
 
     async def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
-from types import TracebackType
 from typing import Self
 
 from ...system import calls_on_signals
-from ...wire.address import DefaultTimeout
 from ...wire.protocol import DEAD
-from ..blocking.consumer import ConsumerBase, check_concurrency, check_ready
-from ..blocking.program_end import inherit
-from ..core.consumer_session import EVERY, LeasedBlock
-from ..core.extensions import Working, check_extension
-from ..core.handling import Handling, OnDeleted, awaits_topic
+from ..blocking.consumer import ConsumerBase
+from ..core.consumer_session import EVERY
+from ..core.handling import Handling, OnDeleted
 from ..core.message import BatchView, Delay, MessageView, Reason, when_again
 from ..core.subscription import ConsumerEngine
 from ..link.timeouts import deadline_of
-from .aio_asker import Turner
+from .aio_asker import AsyncioClient, Turner
 from .aio_runner import Runner
 
 
@@ -99,40 +93,20 @@ class Batch(BatchView[Message]):
 Handler = Callable[[Message], Awaitable[object]]
 
 
-class Consumer(ConsumerBase):
+class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[ConsumerEngine]]):
     """Receive messages from a channel. See `zsq.Consumer` for the arguments.
 
     Any number of tasks may receive at once.
     """
 
-    _made: Turner[ConsumerEngine] | None
     _messages: deque[Message]
-
-    def _begin(self) -> None:
-        self._ended = False
-        # The last delivery that was taken message by message: when, and how many.
-        self._filled_ns = self._filled = 0
-
-    def _turner(self) -> Turner[ConsumerEngine]:
-        made = self._made
-        if made is None or made.pid != os.getpid():
-            if made is not None:
-                inherit(made)
-            made = self._made = Turner(
-                self._engine(), tells=True, hasty=isinstance(self._timeout, DefaultTimeout)
-            )
-            made.belong_to(self, self._client_name)
-        return made
+    _batch_type = Batch
 
     # Receiving
 
     async def subscribe(self, timeout: float | None = None) -> None:
         """Wait until the channel has accepted this consumer."""
-        self._check_open()
-        turner = self._turner()
-        await turner.carry_out(
-            turner.engine.subscribe(self._timeout if timeout is None else timeout, self._is_closing)
-        )
+        await self._subscribe(timeout)
 
     async def receive_batch(self, timeout: float | None = None) -> Batch | None:
         """Return the next delivery.
@@ -141,24 +115,8 @@ class Consumer(ConsumerBase):
         consumer closes.
         """
         self._window.open_for_batches()
-        delivery = await self._take(deadline_of(timeout))
+        delivery = None if self._closing else await self._take(deadline_of(timeout))
         return None if delivery is None else Batch(self, delivery)
-
-    async def _take(
-        self,
-        deadline_ns: int,
-        shared: Callable[[], bool] = bool,
-        *,
-        whole: bool = True,
-    ) -> LeasedBlock | None:
-        if self._closing:
-            return None
-        turner = self._turner()
-        return await turner.carry_out(
-            turner.engine.take(
-                deadline_ns, self._timeout, self._is_closing, shared, whole, not whole
-            )
-        )
 
     async def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message.
@@ -168,24 +126,10 @@ class Consumer(ConsumerBase):
         """
         deadline_ns = deadline_of(timeout)
         while not self._closing:
-            while self._messages:
-                message = self._messages.popleft()
-                if message._batch.delivery.gives(message._index):
-                    if not self._prefetch.is_due:
-                        self._taken()
-                    message._consumer = self
-                    return message
-            self._window.open(1)
-            if self._filled and not self._workers:
-                self._window.handled((time.monotonic_ns() - self._filled_ns) / 1e9, self._filled)
-            self._filled = 0
-            delivery = await self._take(deadline_ns, self._is_shared, whole=False)
-            if delivery is not None:
-                self._prefetch.fill(delivery, Batch(self._holder, delivery).messages())
-                self._filled, self._filled_ns = delivery.block.count, time.monotonic_ns()
-                if len(self._messages) > 1 and self._made is not None and self._made.engine.waiters:
-                    self._made.settle()  # other tasks may take the rest
-            elif not self._messages:
+            message: Message | None = self._take_held()
+            if message is not None:
+                return message
+            if not self._hold(await self._take_next(deadline_ns), deadline_ns):
                 return None
         return None
 
@@ -199,54 +143,13 @@ class Consumer(ConsumerBase):
         while (message := await self.receive()) is not None:
             yield message
 
-    def set_ready(self, ready: int) -> None:
-        """Change the largest number of unanswered messages. See `zsq.Consumer.set_ready`."""
-        check_ready(ready, 0)
-        self._window.fixed = ready
-        turner = self._made
-        if turner is not None and turner.pid == os.getpid():
-            turner.engine.set_ready(ready)
-            turner.settle()
-
-    def _taken(self) -> None:
-        """Let the broker know soon which messages the program has taken."""
-        turner = self._made
-        if turner is not None and turner.pid == os.getpid():
-            self._prefetch.is_due = True
-            turner.engine.report_soon(time.monotonic_ns())
-            turner.settle()
-
-    # Answering (called by messages and batches)
-
-    def _noted(self) -> None:
-        turner = self._made
-        if turner is not None and turner.pid == os.getpid():
-            turner.engine.noted(time.monotonic_ns())
-            turner.settle()
-
-    async def _finish_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> None:
-        turner = self._turner()
-        await turner.carry_out(turner.engine.finish_sync(delivery, indexes, self._patience(None)))
-
-    def _requeue(
-        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
-    ) -> None:
-        turner = self._turner()
-        turner.engine.requeue(delivery, indexes, delay_ms, error)
-        turner.settle()
-
-    def _touch(self, delivery: LeasedBlock) -> None:
-        turner = self._turner()
-        turner.engine.touch(delivery)
-        turner.settle()
-
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until all finishes that were made without `sync=True` are committed.
 
         Raises `LeaseLost` if some could not be committed. See `zsq.Consumer.flush`.
         """
         turner = self._made
-        if turner is not None and turner.pid == os.getpid():
+        if turner is not None:
             await turner.carry_out(turner.engine.flush(self._patience(timeout)))
 
     # Running a handler
@@ -269,13 +172,8 @@ class Consumer(ConsumerBase):
         `__call__` is one, or a `functools.partial` of those. Anything else raises `UsageError`
         before a message is taken. See `zsq.Consumer.run`.
         """
-        check_concurrency(concurrency)
-        waits = awaits_topic(on_deleted)
         handling = Handling(handler, requeue_delay, on_error, awaits=True)
-        self._check_open()
-        max_extension_s = check_extension(max_extension)
-        self._window.open(concurrency)
-        working = Working(self._turner().engine.extensions, self._window, max_extension_s)
+        working = self._begin_run(concurrency, max_extension, on_deleted)
         runner = Runner(handling, working, self.receive, self._stop_taking)
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
 
@@ -289,7 +187,6 @@ class Consumer(ConsumerBase):
                 if self._closing and self._made is not None:
                     self._made.settle()  # `close` waits for this
 
-        self._turner().engine.persist(awaits_topic=waits)
         with runner.logged(f"{self.topic}/{self.channel}"):
             try:
                 with calls_on_signals(asyncio.get_running_loop(), caught, runner.drain):
@@ -314,12 +211,9 @@ class Consumer(ConsumerBase):
             return
         turner = self._made
         self._closing = True
-        if turner is None or self._ended:
+        if turner is None or turner.engine.closing:
             return
-        if turner.pid != os.getpid():
-            inherit(turner)
-            return
-        self._ended = True
+        turner.engine.closing = True
         try:
             await turner.carry_out(
                 turner.engine.leave(lambda: not self._workers, deadline_of(self._patience(timeout)))
@@ -337,11 +231,3 @@ class Consumer(ConsumerBase):
             await self.close()
             raise
         return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()

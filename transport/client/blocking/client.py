@@ -6,7 +6,7 @@ A client sends requests to one target: one request at a time for each thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...names import check_name, part_name
 from ...wire.address import Target
@@ -17,15 +17,19 @@ from ..core.asking import ask_stats
 from ..core.message import Batch, Fetched, Message, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek, Peeked
 from ..core.reading import BYTES_ANY, Archive, Measured, OnDataLoss
+from ..core.requester import RequestEngine
 from .admin_calls import AdminCalls
 from .arrow_reader import ARROW_BYTES, record_batches
 from .asker import Asker, AskerBase
 from .consumer import Consumer
+from .drive import Drive
 from .producer import TIMEOUT_S, Producer, Receipt
 from .range_reader import RangeReader
 
 if TYPE_CHECKING:
     import pyarrow
+
+_DriveT = TypeVar("_DriveT")
 
 __all__ = [
     "Admin",
@@ -43,7 +47,7 @@ __all__ = [
 ]
 
 
-class AdminBase(AskerBase):
+class AdminBase(AskerBase[_DriveT]):
     """The base of the blocking and the asyncio Admin."""
 
     def __init__(
@@ -57,7 +61,7 @@ class AdminBase(AskerBase):
         super().__init__(url, Target("supervisor"), timeout, key_file=key_file, transport=transport)
 
 
-class ReaderBase(AskerBase):
+class ReaderBase(AskerBase[_DriveT]):
     """The base of the blocking and the asyncio Reader."""
 
     def __init__(
@@ -74,7 +78,7 @@ class ReaderBase(AskerBase):
         self._on_data_loss: OnDataLoss = on_data_loss
 
 
-class Admin(AdminBase, AdminCalls):
+class Admin(AdminBase[Drive[RequestEngine]], AdminCalls):
     """Manage topics and channels.
 
     `timeout`: the seconds for each call. `url`, `key_file`, `transport`: see `Producer`. If the
@@ -107,7 +111,7 @@ class Admin(AdminBase, AdminCalls):
         return stats
 
 
-class Reader(ReaderBase, Asker):
+class Reader(ReaderBase[Drive[RequestEngine]], Asker):
     """Read a topic by offset. No channel takes part, and nothing is finished.
 
     Raises `NotFound` if the topic does not exist, and `UsageError` (E_PARTS) if it has parts and

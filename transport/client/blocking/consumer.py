@@ -18,14 +18,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
 from ...names import check_name
 from ...settings import NewChannelOptions, check_type
 from ...system import node_name
-from ...wire.address import DefaultTimeout
 from ...wire.addresses import Url, parse_all
 from ...wire.credentials import KeyFile
 from ...wire.protocol import (
@@ -34,23 +32,22 @@ from ...wire.protocol import (
     READY_MAX,
     UNBEGUN,
 )
-from ..core import message as reasons
 from ..core.asking import on_wire
 from ..core.consumer_session import ConsumerSession, LeasedBlock
 from ..core.extensions import Working, check_extension
 from ..core.handling import Handling, OnDeleted, awaits_topic
-from ..core.message import Batch, Message
+from ..core.message import Batch, Delay, Message
 from ..core.prefetch import Prefetch, Window
 from ..core.subscription import ConsumerEngine, share_of
 from ..link.timeouts import FAR_NS, check_timeout, deadline_of
-from .drive import Drive, ours, remember_fork
+from .client_base import BlockingClient, ClientBase
+from .drive import Drive
 from .producer import check_times
-from .program_end import inherit, name_of, remember
+from .program_end import name_of
 from .runner import Runner, draining_on_signals
 
+_DriveT = TypeVar("_DriveT")
 Handler = Callable[[Message], object]
-Delay = reasons.Delay | Callable[[Message], reasons.Delay] | None
-
 
 ANSWER_S: Final = 30.0  # how long a consumer without a time-out waits for a reply
 FOREIGN: Final = "the parent process received this message, and only that process can answer it"
@@ -91,8 +88,10 @@ def check_concurrency(concurrency: int) -> None:
         raise UsageError(E_BAD_ARGUMENT, f"concurrency must be at least 1, not {concurrency}")
 
 
-class ConsumerBase:
-    """The base of the blocking and the asyncio consumer."""
+class ConsumerBase(ClientBase[_DriveT]):
+    """The base of the blocking and the asyncio consumer. `_batch_type`: its class of batches."""
+
+    _batch_type: type[Any] = Batch
 
     def __init__(
         self,
@@ -126,23 +125,21 @@ class ConsumerBase:
         if ready is not None:
             check_ready(ready, 1)
         make_session(ready or 0, message_timeout, label, sample_rate)
-        self._made: Any = None
         self._window = Window(ready)
         self._prefetch = Prefetch()
         # Messages that `receive` has not returned yet.
         self._messages: deque[Any] = self._prefetch.messages
         self._holder = weakref.proxy(self)  # the owner of the batches of these messages
+        # The last delivery that was taken message by message: when, by which thread, how many.
+        self._filled_ns = self._filled_by = self._filled = 0
         self._workers: set[Any] = set()  # threads or tasks of `run`
+        self._busy: set[int] = set()  # threads that iterate and run the user's code
         self._closing = False
-        self._begin()
-        remember_fork(self)
-
-    def _begin(self) -> None:
-        """Finish the construction. The arguments are already checked."""
-        return
+        self._ended = threading.Event()
+        super().__init__()
 
     def _forked(self) -> None:
-        """Leave all messages to the parent process. This is called in a forked child.
+        """Leave all messages to the parent process.
 
         Only the parent can answer the messages. Calls in the parent return the messages that still
         wait.
@@ -150,8 +147,11 @@ class ConsumerBase:
         self._prefetch = Prefetch()
         self._messages = self._prefetch.messages
         self._workers = set()
-        if self._made is not None:
-            self._made.engine.end(FOREIGN)
+        self._busy = set()
+        drive: Any = self._made
+        if drive is not None:
+            drive.engine.end(FOREIGN)
+        super()._forked()
 
     def _engine(self) -> ConsumerEngine:
         self._check_open()
@@ -179,7 +179,23 @@ class ConsumerBase:
 
         Those messages were or will be delivered again.
         """
-        return 0 if self._made is None else int(self._made.engine.stale)
+        drive: Any = self._made
+        return 0 if drive is None else int(drive.engine.stale)
+
+    def set_ready(self, ready: int) -> None:
+        """Change the largest number of unanswered messages that this consumer holds.
+
+        With 0 the channel sends no more messages, until the number is changed again. Messages that
+        this consumer holds stay with it, and can be answered. A delivery that is already on its way
+        still arrives.
+        """
+        check_ready(ready, 0)
+        self._window.fixed = ready
+        drive: Any = self._made
+        if drive is not None:
+            with drive.lock:
+                drive.engine.set_ready(ready)
+                drive.settle()
 
     def _is_closing(self) -> bool:
         return self._closing
@@ -193,11 +209,125 @@ class ConsumerBase:
         Without a time-out it is ANSWER_S. That is enough: either the reply arrives by then, or the
         heartbeats show that the link is lost.
         """
-        found = check_timeout(self._timeout if timeout is None else timeout)
-        return ANSWER_S if found is None else found
+        seconds = check_timeout(self._timeout if timeout is None else timeout)
+        return ANSWER_S if seconds is None else seconds
+
+    # Receiving
+
+    def _subscribe(self, timeout: float | None) -> Any:
+        self._check_open()
+        drive: Any = self._drive()
+        seconds = self._timeout if timeout is None else timeout
+        return drive.carry_out(drive.engine.subscribe(seconds, self._is_closing))
+
+    def _take(
+        self,
+        deadline_ns: int,
+        shared: Callable[[], bool] = bool,
+        *,
+        whole: bool = True,
+        remembers: bool = False,
+    ) -> Any:
+        """Return the next delivery, see `ConsumerEngine.take`."""
+        drive: Any = self._drive()
+        return drive.carry_out(
+            drive.engine.take(
+                deadline_ns, self._timeout, self._is_closing, shared, whole, remembers
+            )
+        )
+
+    def _take_next(self, deadline_ns: int) -> Any:
+        """Return the next delivery, to be taken message by message, see `_hold`."""
+        self._window.open(1)
+        if self._filled_by == threading.get_ident() and not self._workers:
+            self._window.handled((time.monotonic_ns() - self._filled_ns) / 1e9, self._filled)
+        self._filled_by = 0
+        return self._take(deadline_ns, self._is_shared, whole=False, remembers=True)
+
+    def _hold(self, delivery: LeasedBlock | None, deadline_ns: int) -> bool:
+        """Hold the messages of a delivery until `_take_held`. None means that none arrived.
+
+        Return False after the deadline, or when the consumer closes.
+        """
+        if delivery is None:
+            return not self._closing and (self._is_shared() or time.monotonic_ns() < deadline_ns)
+        self._prefetch.fill(delivery, self._batch_type(self._holder, delivery).messages())
+        self._filled = delivery.block.count
+        self._filled_ns, self._filled_by = time.monotonic_ns(), threading.get_ident()
+        drive: Any = self._made
+        if len(self._messages) > 1 and drive is not None and drive.engine.waiters:
+            with drive.lock:
+                drive.settle()  # other threads or tasks may take the rest
+        return True
+
+    def _take_held(self) -> Any:
+        """Return the next message that is held here, or None."""
+        messages = self._messages
+        while True:
+            try:
+                message = messages.popleft()
+            except IndexError:
+                return None
+            # If the link was lost, the channel delivers the message again.
+            if message._batch.delivery.gives(message._index):
+                if not self._prefetch.is_due:
+                    self._note_taken()
+                message._consumer = self
+                return message
+
+    def _note_taken(self) -> None:
+        """Let the broker know soon which messages the program has taken."""
+        drive: Any = self._made
+        if drive is not None:
+            with drive.lock:
+                self._prefetch.is_due = True
+                drive.engine.report_soon(time.monotonic_ns())
+                drive.settle()
+
+    # Answering (called by messages and batches)
+
+    def _noted(self) -> None:
+        drive: Any = self._made
+        if drive is not None:
+            with drive.lock:
+                drive.engine.noted(time.monotonic_ns())
+                drive.settle()
+
+    def _finish_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> Any:
+        drive: Any = self._drive()
+        return drive.carry_out(drive.engine.finish_sync(delivery, indexes, self._patience(None)))
+
+    def _requeue(
+        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
+    ) -> None:
+        drive: Any = self._drive()
+        with drive.lock:
+            drive.engine.requeue(delivery, indexes, delay_ms, error)
+            drive.settle()
+
+    def _touch(self, delivery: LeasedBlock) -> None:
+        drive: Any = self._drive()
+        with drive.lock:
+            drive.engine.touch(delivery)
+            drive.settle()
+
+    # Running a handler
+
+    def _begin_run(
+        self, concurrency: int, max_extension: float | timedelta | None, on_deleted: OnDeleted
+    ) -> Working:
+        """Check the arguments of `run`, and begin to receive for so many handlers."""
+        check_concurrency(concurrency)
+        waits = awaits_topic(on_deleted)
+        self._check_open()
+        max_extension_s = check_extension(max_extension)
+        self._window.open(concurrency)
+        drive: Any = self._drive()
+        drive.engine.persist(awaits_topic=waits)
+        return Working(drive.engine.extensions, self._window, max_extension_s)
 
 
-class Consumer(ConsumerBase):
+class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[ConsumerEngine]]):
     """Receive messages from a channel. Each message goes to one of the channel's consumers.
 
     A consumer is thread-safe. It subscribes at the first call, or on entering `with`. After a lost
@@ -221,45 +351,13 @@ class Consumer(ConsumerBase):
       change it, and the log has a warning if they differ. (`Admin.configure_channel` changes them.)
     """
 
-    _made: Drive[ConsumerEngine] | None
     _messages: deque[Message]
-
-    def _begin(self) -> None:
-        self._busy: set[int] = set()  # threads that iterate and run the user's code
-        # The last delivery that was taken message by message: when, by which thread, how many.
-        self._filled_ns = self._filled_by = self._filled = 0
-        self._ended = threading.Event()
-        remember(self, self._client_name)
-
-    def _forked(self) -> None:
-        super()._forked()
-        self._busy = set()
-
-    def _drive(self) -> Drive[ConsumerEngine]:
-        """Return this process's drive. Create it if it does not exist yet."""
-        made = self._made
-        return (
-            made
-            if made is not None and made.pid == os.getpid()
-            else ours(lambda: self._made, self._make)
-        )
-
-    def _make(self, inherited: Drive[ConsumerEngine] | None) -> Drive[ConsumerEngine]:
-        self._made = Drive(
-            self._engine(), keeper="zsq consumer", hasty=isinstance(self._timeout, DefaultTimeout)
-        )
-        self._made.belong_to(self, self._client_name)
-        return self._made
-
+    _keeper = "zsq consumer"
     # Receiving
 
     def subscribe(self, timeout: float | None = None) -> None:
         """Wait until the channel has accepted this consumer. The channel exists from then on."""
-        self._check_open()
-        drive = self._drive()
-        drive.carry_out(
-            drive.engine.subscribe(self._timeout if timeout is None else timeout, self._is_closing)
-        )
+        self._subscribe(timeout)
 
     def receive_batch(self, timeout: float | None = None) -> Batch | None:
         """Return the next delivery.
@@ -268,7 +366,7 @@ class Consumer(ConsumerBase):
         consumer closes.
         """
         self._window.open_for_batches()
-        delivery = self._take(deadline_of(timeout))
+        delivery = None if self._closing else self._take(deadline_of(timeout))
         return None if delivery is None else Batch(self, delivery)
 
     def receive(self, timeout: float | None = None) -> Message | None:
@@ -277,65 +375,14 @@ class Consumer(ConsumerBase):
         Returns None after `timeout` seconds (by default it waits without limit), or when the
         consumer closes.
         """
-        messages = self._messages
         deadline_ns = deadline_of(timeout)
         while not self._closing:
-            try:
-                message = messages.popleft()
-            except IndexError:
-                message = None
-            # `_fill` is not called in the `except` above. Otherwise its errors would have the
-            # IndexError as their context.
-            if message is None:
-                if not self._fill(deadline_ns):
-                    return None
-                messages = self._messages
-            elif message._batch.delivery.gives(message._index):
-                # If the link was lost, the channel delivers the message again.
-                if not self._prefetch.is_due:
-                    self._taken()
-                message._consumer = self
+            message: Message | None = self._take_held()
+            if message is not None:
                 return message
+            if not self._hold(self._take_next(deadline_ns), deadline_ns):
+                return None
         return None
-
-    def _fill(self, deadline_ns: int) -> bool:
-        """Take the next delivery into `_messages`, unless another thread has put messages there.
-
-        Return False after the deadline or when the consumer closes.
-        """
-        self._window.open(1)
-        if self._filled_by == threading.get_ident() and not self._workers:
-            self._window.handled((time.monotonic_ns() - self._filled_ns) / 1e9, self._filled)
-        self._filled_by = 0
-        delivery = self._take(deadline_ns, self._is_shared, whole=False, remembers=True)
-        if delivery is None:
-            return not self._closing and (self._is_shared() or time.monotonic_ns() < deadline_ns)
-        self._prefetch.fill(delivery, Batch(self._holder, delivery).messages())
-        self._filled = delivery.block.count
-        self._filled_ns, self._filled_by = time.monotonic_ns(), threading.get_ident()
-        drive = self._made
-        if drive is not None and drive.engine.waiters:
-            with drive.lock:
-                drive.settle()
-        return True
-
-    def _take(
-        self,
-        deadline_ns: int,
-        shared: Callable[[], bool] = bool,
-        *,
-        whole: bool = True,
-        remembers: bool = False,
-    ) -> LeasedBlock | None:
-        """Return the next delivery, see `ConsumerEngine.take`."""
-        if self._closing:
-            return None
-        drive = self._drive()
-        return drive.carry_out(
-            drive.engine.take(
-                deadline_ns, self._timeout, self._is_closing, shared, whole, remembers
-            )
-        )
 
     # For the integrations, which hand messages to a framework
 
@@ -347,7 +394,7 @@ class Consumer(ConsumerBase):
         Return None after the timeout. Otherwise return the messages for which `takes` is true. They
         are taken, and not held.
         """
-        delivery = self._take(deadline_of(timeout), whole=False)
+        delivery = None if self._closing else self._take(deadline_of(timeout), whole=False)
         if delivery is None:
             return None
         messages = Batch(self._holder, delivery).messages()
@@ -358,24 +405,10 @@ class Consumer(ConsumerBase):
         self._prefetch.fill(delivery, held)
         return taken
 
-    def _take_held(self) -> Message | None:
-        """Return the next message that is held here, or None."""
-        while self._messages:
-            try:
-                message = self._messages.popleft()
-            except IndexError:
-                break
-            if message._batch.delivery.gives(message._index):
-                if not self._prefetch.is_due:
-                    self._taken()
-                message._consumer = self
-                return message
-        return None
-
     def _give_held_back(self) -> None:
         """Give all messages back to the channel that are held here."""
         drive = self._made
-        if drive is not None and drive.pid == os.getpid():
+        if drive is not None:
             with drive.lock:
                 drive.engine.give_all_back()
                 drive.settle()
@@ -398,18 +431,15 @@ class Consumer(ConsumerBase):
         """
         with self._iterating():
             while not self._closing:
-                try:
-                    message = self._messages.popleft()
-                except IndexError:
-                    message = None
+                message: Message | None = self._take_held()
                 if message is not None:
-                    if message._batch.delivery.gives(message._index):
-                        if not self._prefetch.is_due:
-                            self._taken()
-                        message._consumer = self
-                        yield message
-                elif not self._outside(lambda: self._fill(FAR_NS)):
+                    yield message
+                elif not self._outside(self._refill):
                     return
+
+    def _refill(self) -> bool:
+        """Wait for messages to hold. Return False when the consumer closes."""
+        return self._hold(self._take_next(FAR_NS), FAR_NS)
 
     @contextlib.contextmanager
     def _iterating(self) -> Iterator[None]:
@@ -451,57 +481,6 @@ class Consumer(ConsumerBase):
         finally:
             self._busy.add(me)
 
-    def set_ready(self, ready: int) -> None:
-        """Change the largest number of unanswered messages that this consumer holds.
-
-        With 0 the channel sends no more messages, until the number is changed again. Messages that
-        this consumer holds stay with it, and can be answered. A delivery that is already on its way
-        still arrives.
-        """
-        check_ready(ready, 0)
-        self._window.fixed = ready
-        drive = self._made
-        if drive is not None and drive.pid == os.getpid():
-            with drive.lock:
-                drive.engine.set_ready(ready)
-                drive.settle()
-
-    def _taken(self) -> None:
-        """Let the broker know soon which messages the program has taken."""
-        drive = self._made
-        if drive is not None and drive.pid == os.getpid():
-            with drive.lock:
-                self._prefetch.is_due = True
-                drive.engine.report_soon(time.monotonic_ns())
-                drive.settle()
-
-    # Answering (called by messages and batches)
-
-    def _noted(self) -> None:
-        drive = self._made
-        if drive is not None and drive.pid == os.getpid():
-            with drive.lock:
-                drive.engine.noted(time.monotonic_ns())
-                drive.settle()
-
-    def _finish_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> None:
-        drive = self._drive()
-        drive.carry_out(drive.engine.finish_sync(delivery, indexes, self._patience(None)))
-
-    def _requeue(
-        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
-    ) -> None:
-        drive = self._drive()
-        with drive.lock:
-            drive.engine.requeue(delivery, indexes, delay_ms, error)
-            drive.settle()
-
-    def _touch(self, delivery: LeasedBlock) -> None:
-        drive = self._drive()
-        with drive.lock:
-            drive.engine.touch(delivery)
-            drive.settle()
-
     def flush(self, timeout: float | None = None) -> None:
         """Wait until all finishes that were made without `sync=True` are committed.
 
@@ -510,7 +489,7 @@ class Consumer(ConsumerBase):
         delivered again.
         """
         drive = self._made
-        if drive is not None and drive.pid == os.getpid():
+        if drive is not None:
             drive.carry_out(drive.engine.flush(self._patience(timeout)))
 
     # Running a handler
@@ -520,7 +499,7 @@ class Consumer(ConsumerBase):
         handler: Handler,
         *,
         concurrency: int = 1,
-        requeue_delay: Delay = None,
+        requeue_delay: Delay | Callable[[Message], Delay] | None = None,
         on_error: Callable[[Message, BaseException], object] | None = None,
         signals: bool = True,
         max_extension: float | timedelta | None = None,
@@ -549,20 +528,14 @@ class Consumer(ConsumerBase):
         `on_deleted="wait"`, `run` logs a warning, and goes on when the topic exists again. With
         "raise", it ends with `NotFound`.
         """
-        check_concurrency(concurrency)
-        waits = awaits_topic(on_deleted)
         handling = Handling(handler, requeue_delay, on_error, awaits=False)
-        self._check_open()
-        max_extension_s = check_extension(max_extension)
-        self._window.open(concurrency)
-        working = Working(self._drive().engine.extensions, self._window, max_extension_s)
+        working = self._begin_run(concurrency, max_extension, on_deleted)
         runner = Runner(handling, working, self._next_to_handle, self._stop_taking)
 
         def work() -> None:
             with self._running():
                 runner.work()
 
-        self._drive().engine.persist(awaits_topic=waits)
         with contextlib.ExitStack() as stack:
             stack.enter_context(runner.logged(f"{self.topic}/{self.channel}"))
             stack.callback(self.close)
@@ -613,10 +586,8 @@ class Consumer(ConsumerBase):
         `close` waits at most `timeout` seconds. The default is the consumer's timeout, or 30.
         """
         drive = self._made
-        if drive is None or drive.pid != os.getpid():
+        if drive is None:
             self._closing = True
-            if drive is not None:
-                inherit(drive)
             return
         me = threading.get_ident()
         if me in self._workers:
@@ -635,9 +606,7 @@ class Consumer(ConsumerBase):
         try:
             drive.carry_out(drive.engine.leave(lambda: not self._busy - {me}, deadline_ns))
         finally:
-            with drive.lock:
-                drive.stop(drive.engine.farewell_ms)
-            drive.end()
+            drive.leave(drive.engine.farewell_ms)
             self._ended.set()
 
     def __enter__(self) -> Self:
@@ -647,11 +616,3 @@ class Consumer(ConsumerBase):
             self.close()
             raise
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -16,8 +16,8 @@ user's code does something else. The keeper stops driving as soon as a caller wa
 Rejected: a thread that always does the I/O. Each publish then costs two thread switches and two
 waits for the GIL (40 to 80 microseconds in other measurements, more than the rest of a publish).
 
-Fork: an engine belongs to the process that made it. Its owner checks `pid` and makes a new Drive in
-a child. The inherited Drive is kept permanently (`inherit`) and never touched, so no destructor
+Fork: an engine belongs to the process that made it. Its client forgets it in a child, and makes a
+new Drive. The inherited Drive is kept permanently (`inherit`) and never touched, so no destructor
 closes a socket of the parent.
 
 Drop: neither a drive nor an engine holds a strong reference to its client. So a client that a
@@ -35,10 +35,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from ...errors import ZsqError
-from ...system import SLEEP_NS_MAX, Ready, Waker, after_fork, wait_readable
+from ...system import SLEEP_NS_MAX, Ready, Waker, wait_readable
 from ..link.engine import Engine, Steps, Waiter
 from ..link.timeouts import FAR_NS
 from .caretaker import caretaker
@@ -55,7 +55,7 @@ class Drive(Generic[_EngineT]):
     """An engine, its lock, and the threads that turn it.
 
     The caller must hold the lock for all methods except `carry_out`, `nudge`, `turn_if_idle`,
-    `end`, and those about a client that was dropped.
+    `leave`, and those about a client that was dropped.
     """
 
     def __init__(self, engine: _EngineT, *, keeper: str = "", hasty: bool = False) -> None:
@@ -272,11 +272,13 @@ class Drive(Generic[_EngineT]):
             waiter.wake()
         self._keeper_waker.wake()
 
-    def end(self) -> None:
-        """Wait for the keeper, after `stop` and without the lock.
+    def leave(self, linger_ms: int) -> None:
+        """Close the engine and wait for the keeper. The caller does not hold the lock.
 
         The descriptors are closed when no reference to this object is left.
         """
+        with self.lock:
+            self.stop(linger_ms)
         keeper, self._keeper = self._keeper, None
         if keeper is not None and keeper is not threading.current_thread():
             keeper.join(1.0)
@@ -317,9 +319,7 @@ class Drive(Generic[_EngineT]):
         except ZsqError as error:
             log.warning("%s: it was dropped without close(): %s", self.client_name, error)
         finally:
-            with self.lock:
-                self.stop(self.engine.farewell_ms)
-            self.end()
+            self.leave(self.engine.farewell_ms)
             self.engine.events.close()
             abandoned.discard(self)
             self._concluded.set()
@@ -333,50 +333,3 @@ class Drive(Generic[_EngineT]):
         if self.pid == os.getpid():
             for waker in self._wakers:  # fewer than two if no descriptor was left
                 waker.close()
-
-
-_Made = TypeVar("_Made", bound=Drive[Any])
-# This lock is necessary because several threads may use a client for the first time.
-_making: threading.Lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _making
-    # If a thread of the parent held the old lock, no thread of the child can release it.
-    _making = threading.Lock()
-    for client in list(_consumers):
-        client._forked()
-
-
-after_fork(_after_fork)
-
-
-def ours(get: Callable[[], _Made | None], make: Callable[[_Made | None], _Made]) -> _Made:
-    """Return this process's drive of a client.
-
-    This is `get()` if it exists, else `make(inherited)`, which only one thread calls. In a forked
-    child, a drive of the parent is never touched and never collected.
-    """
-    with _making:
-        found = get()
-        if found is not None and found.pid == os.getpid():
-            return found
-        if found is not None:
-            inherit(found)
-        return make(found)
-
-
-class Inherits(Protocol):
-    def _forked(self) -> Any:
-        """Forget, in a forked child, everything that belongs to the parent process."""
-
-
-_consumers: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def remember_fork(client: Inherits) -> None:
-    """Call `_forked` of this client in each forked child.
-
-    Clients that check the process in each call do not need this.
-    """
-    _consumers.add(client)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-from ...block.block import MESSAGE_BYTES_MAX, Block
+from ...block.block import MESSAGE_BYTES_MAX
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, from_wire, option
 from ...settings import check_type
 from ...wire.address import DefaultTimeout
-from ...wire.addresses import Addresses, Url, parse_all
+from ...wire.addresses import Url, parse_all
 from ...wire.codec import HeaderValue
 from ...wire.credentials import KeyFile
 from ...wire.protocol import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
@@ -21,15 +19,23 @@ from ..core.packing import largest_of, one_block
 from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine, flat
 from ..core.producer_session import PendingBlock
 from ..core.publish_arguments import Text, as_attributes, as_body, as_delay_ms
+from ..link.engine import Steps
 from ..link.timeouts import check_timeout
-from .drive import Drive, ours
-from .program_end import inherit, name_of, remember
+from .client_base import BlockingClient, ClientBase
+from .drive import Drive
+from .program_end import name_of
 
 log = logging.getLogger("zsq")
 
 TIMEOUT_S: Final = DefaultTimeout(30.0)
 CLOSE_S: Final = 10.0  # how long `close` waits, unless it gets a time-out
 WHEN_FULL: Final = ("fail", "wait")
+FOREIGN_RECEIPT: Final = (
+    "this receipt belongs to the process that published the message; wait for it there"
+)
+
+_DriveT = TypeVar("_DriveT")
+Pending = tuple[PendingBlock, ...]
 
 
 class ReceiptView:
@@ -37,9 +43,7 @@ class ReceiptView:
 
     __slots__ = ("_index", "_owner", "_pending", "count")
 
-    def __init__(
-        self, owner: Any, pending_blocks: tuple[PendingBlock, ...], index: int, count: int
-    ) -> None:
+    def __init__(self, owner: Any, pending_blocks: Pending, index: int, count: int) -> None:
         self._owner = owner
         self._pending = pending_blocks
         self._index = index
@@ -124,12 +128,12 @@ class ReceiptView:
         lost, and the broker no longer remembers the keys when the block is sent again. `zsq delayed
         list` shows the keys in that case.
         """
-        found = []
+        keys = []
         for pending in self._blocks():
             if pending.key is not None:
                 due_ns, serial = pending.key
-                found += [f"{due_ns:016x}{serial + index:016x}" for index in range(pending.count)]
-        return found
+                keys += [f"{due_ns:016x}{serial + index:016x}" for index in range(pending.count)]
+        return keys
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -207,36 +211,14 @@ def _check_options(linger_ms: float, batch_bytes: int, batch_count: int, when_fu
     check_type("batch_bytes", batch_bytes)
     check_type("batch_count", batch_count)
     if linger_ms < 0 or batch_bytes < 1 or batch_count < 1:
-        given = f"{linger_ms}, {batch_bytes} and {batch_count}"
+        values = f"{linger_ms}, {batch_bytes} and {batch_count}"
         raise UsageError(
             E_BAD_ARGUMENT,
-            f"linger_ms must be at least 0, batch_bytes and batch_count at least 1, not {given}",
+            f"linger_ms must be at least 0, batch_bytes and batch_count at least 1, not {values}",
         )
 
 
-def make_engine(
-    address: Addresses,
-    linger_ms: float,
-    batch_bytes: int,
-    batch_count: int,
-    heartbeat_ms: int | None,
-    when_full: str,
-    create: bool,
-) -> ProducerEngine:
-    """Return the engine of a producer with these options, which were checked."""
-    return ProducerEngine(
-        address,
-        int(linger_ms * 1e6),
-        batch_bytes,
-        batch_count,
-        heartbeat_ms,
-        patient=when_full == "wait",
-        splits=True,
-        creates=create,
-    )
-
-
-class ProducerBase:
+class ProducerBase(ClientBase[_DriveT]):
     """The base of the blocking and the asyncio producer."""
 
     def __init__(
@@ -266,19 +248,56 @@ class ProducerBase:
             create,
         )
         self._timeout = timeout
-        self._hasty = isinstance(timeout, DefaultTimeout)
         self._lingers = linger_ms > 0
         self._closed = False
-        self._made: Any = None
-        self._begin()
+        super().__init__()
 
-    def _begin(self) -> None:
-        """Finish the construction. The arguments are already checked."""
-        return
+    def _engine(self) -> ProducerEngine:
+        address, linger_ms, batch_bytes, batch_count, heartbeat_ms, when_full, create = (
+            self._options
+        )
+        return ProducerEngine(
+            address,
+            int(linger_ms * 1e6),
+            batch_bytes,
+            batch_count,
+            heartbeat_ms,
+            patient=when_full == "wait",
+            splits=True,
+            creates=create,
+        )
 
-    def _check_open(self) -> None:
+    def _drive(self) -> _DriveT:
         if self._closed:
             raise Refused(E_CLOSING, "this producer is closed; make a new one")
+        return super()._drive()
+
+    def _check_size(self, topic: str, size: int) -> Any:
+        drive: Any = self._drive()
+        return drive.carry_out(drive.engine.check_size(topic, size, self._timeout))
+
+    def _store(self, queueing: Steps[Pending], wait: bool) -> Any:
+        """Return the pending blocks. With `wait`, the topic has answered them."""
+        drive: Any = self._drive()
+        return drive.carry_out(drive.engine.answer(queueing, self._timeout) if wait else queueing)
+
+    def _await(self, pending_blocks: Pending, timeout: float | None) -> Any:
+        """Wait until these blocks are answered.
+
+        Raises `BrokerUnreachable` (E_TIMEOUT) after the timeout. Raises `UsageError` in a process
+        that did not publish them.
+        """
+        drive: Any = self._made
+        if drive is None:
+            raise UsageError(E_BAD_ARGUMENT, FOREIGN_RECEIPT)
+        seconds = self._timeout if timeout is None else timeout
+        return drive.carry_out(drive.engine.answered(pending_blocks, seconds))
+
+    def _leave(self) -> Any:
+        """Publish no more. Return the drive that must be closed, if there is one."""
+        drive = None if self._closed else self._made
+        self._closed = True
+        return drive
 
     def _close_timeout(self, timeout: float | None) -> float:
         if timeout is None:
@@ -292,12 +311,7 @@ class ProducerBase:
             log.warning("%s: close() %s: %s", self._client_name, why, engine.unfinished)
 
 
-FOREIGN_RECEIPT: Final = (
-    "this receipt belongs to the process that published the message; wait for it there"
-)
-
-
-class Producer(ProducerBase):
+class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[ProducerEngine]]):
     """Publish messages to any number of topics.
 
     In a topic with parts, a message with a key goes to the part of its key. All others go to the
@@ -338,25 +352,7 @@ class Producer(ProducerBase):
       default is $ZSQ_TRANSPORT, else "auto".
     """
 
-    _made: Drive[ProducerEngine] | None
-
-    def _begin(self) -> None:
-        remember(self, self._client_name)
-
-    def _drive(self) -> Drive[ProducerEngine]:
-        """Return this process's drive. Create it if it does not exist yet."""
-        self._check_open()
-        made = self._made
-        return (
-            made
-            if made is not None and made.pid == os.getpid()
-            else ours(lambda: self._made, self._make)
-        )
-
-    def _make(self, inherited: Drive[ProducerEngine] | None) -> Drive[ProducerEngine]:
-        self._made = Drive(make_engine(*self._options), keeper="zsq producer", hasty=self._hasty)
-        self._made.belong_to(self, self._client_name)
-        return self._made
+    _keeper = "zsq producer"
 
     def publish(
         self,
@@ -386,13 +382,12 @@ class Producer(ProducerBase):
             if key is None and tag is None and headers is None
             else as_attributes(key, tag, headers)
         )
-        if not self._lingers or delay_ms:
-            receipt = self._push(topic, (one_block(payload, attributes, delay_ms),), delay_ms)
-            if not self._lingers:
-                receipt.wait()
-            return receipt
         drive = self._drive()
         engine = drive.engine
+        if not self._lingers or delay_ms:
+            block = one_block(payload, attributes, delay_ms)
+            steps = engine.push(topic, (block,), delay_ms, self._timeout)
+            return self._receipt(steps, not self._lingers)
         with drive.lock:
             pending, index = engine.linger(topic, payload, attributes)
             if not index or engine.waiters:
@@ -431,8 +426,7 @@ class Producer(ProducerBase):
         delay_ms = as_delay_ms(delay)
         if (largest := largest_of(bodies)) > MESSAGE_BYTES_MAX:
             self._check_size(topic, largest)
-        drive = self._drive()
-        steps = drive.engine.push_many(
+        steps = self._drive().engine.push_many(
             topic,
             bodies,
             delay_ms,
@@ -443,34 +437,14 @@ class Producer(ProducerBase):
             key=key,
             tag=tag,
         )
-        pending_blocks = drive.carry_out(steps)
-        count = sum(pending.count for pending in pending_blocks)
-        receipt = Receipt(self, pending_blocks, 0, count)
+        return self._receipt(steps, wait)
+
+    def _receipt(self, queueing: Steps[Pending], wait: bool) -> Receipt:
+        pending_blocks = self._store(queueing, wait)
+        receipt = Receipt(self, pending_blocks, 0, sum(pending.count for pending in pending_blocks))
         if wait:
-            receipt.wait()
+            receipt._outcome()
         return receipt
-
-    def _push(self, topic: str, blocks: Iterable[Block], delay_ms: int) -> Receipt:
-        drive = self._drive()
-        pending_blocks = drive.carry_out(drive.engine.push(topic, blocks, delay_ms, self._timeout))
-        return Receipt(self, pending_blocks, 0, sum(pending.count for pending in pending_blocks))
-
-    def _check_size(self, topic: str, size: int) -> None:
-        drive = self._drive()
-        drive.carry_out(drive.engine.check_size(topic, size, self._timeout))
-
-    def _await(self, pending_blocks: tuple[PendingBlock, ...], timeout: float | None) -> None:
-        """Wait until these blocks are answered.
-
-        Raises `BrokerUnreachable` (E_TIMEOUT) after the timeout. Raises `UsageError` in a process
-        that did not publish them.
-        """
-        drive = self._made
-        if drive is None or drive.pid != os.getpid():
-            raise UsageError(E_BAD_ARGUMENT, FOREIGN_RECEIPT)
-        drive.carry_out(
-            drive.engine.answered(pending_blocks, self._timeout if timeout is None else timeout)
-        )
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was published is durable.
@@ -479,7 +453,7 @@ class Producer(ProducerBase):
         of the first failure, and says how many messages of which topics failed, and why.
         """
         drive = self._made
-        if drive is not None and drive.pid == os.getpid():
+        if drive is not None:
             drive.carry_out(drive.engine.flush(self._timeout if timeout is None else timeout))
 
     def close(self, timeout: float | None = None) -> None:
@@ -490,14 +464,8 @@ class Producer(ProducerBase):
         s). If messages are not confirmed by then, the log has a warning with their number, and the
         error of the flush is raised after the producer is closed.
         """
-        if self._closed:
-            return
-        self._closed = True
-        drive = self._made
+        drive = self._leave()
         if drive is None:
-            return
-        if drive.pid != os.getpid():
-            inherit(drive)
             return
         try:
             self.flush(self._close_timeout(timeout))
@@ -505,17 +473,4 @@ class Producer(ProducerBase):
             self._log_unfinished(drive.engine, error)
             raise
         finally:
-            with drive.lock:
-                drive.stop(drive.engine.farewell_ms)
-            drive.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+            drive.leave(drive.engine.farewell_ms)

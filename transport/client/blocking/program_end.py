@@ -64,11 +64,11 @@ def name_of(client: object, of: str = "") -> ClientName:
     module = kind.__module__
     if module.partition(".")[0] == _PACKAGE:
         module = f"{_PACKAGE}.aio" if ".asyncio." in module else _PACKAGE
-    what = f"{module}.{kind.__qualname__}{of and f' of {of}'}"
+    label = f"{module}.{kind.__qualname__}{of and f' of {of}'}"
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
         frame = frame.f_back
-    return ClientName(what, frame.f_code.co_filename, frame.f_lineno)
+    return ClientName(label, frame.f_code.co_filename, frame.f_lineno)
 
 
 class Closes(Protocol):

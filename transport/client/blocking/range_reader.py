@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -87,48 +86,41 @@ class RangeReader(Asker):
         ahead: Request | None = self._fetch(offset)
         try:
             while ahead is not None:
-                found = fetched(self._reply(ahead))
+                batch = fetched(self._reply(ahead))
                 self._check_topic()
-                reached = found.next_offset
+                reached = batch.next_offset
                 # A reply with no higher offset means the end of the topic.
                 ahead = self._fetch(reached) if offset < reached < self.end else None
-                for block in found.blocks:
+                for block in batch.blocks:
                     if block.first_offset >= self.end:
                         break
-                    self._note(offset, block.first_offset, found)
+                    self._note(offset, block.first_offset, batch)
                     yield block
                     offset = block.next_offset
                 if ahead is None:
                     reached = self.end
-                self._note(offset, min(reached, self.end), found)
+                self._note(offset, min(reached, self.end), batch)
                 offset = max(offset, reached)
         finally:
             if ahead is not None:
-                self._forget(ahead)
+                self._give_up(ahead)
 
     def _fetch(self, offset: int) -> Request:
         return self._send(fetch(offset, self._bytes_max))
 
-    def _forget(self, request: Request) -> None:
-        """Ignore the reply to this request, because it is not needed any more."""
-        drive = self._made
-        if drive is not None and drive.pid == os.getpid():
-            with drive.lock:
-                drive.engine.give_up(request)
-
     def _check_topic(self) -> None:
         if not self._uuid or self._made is None:
             return
-        found = self._made.engine.uuid
-        if found != self._uuid:
+        uuid = self._made.engine.uuid
+        if uuid != self._uuid:
             text = (
-                f"topic {self.topic} was deleted and created again (uuid {found}, not "
+                f"topic {self.topic} was deleted and created again (uuid {uuid}, not "
                 f"{self._uuid}); its old messages no longer exist"
             )
             raise DataLoss(E_DATA_LOSS, text)
 
-    def _note(self, first: int, stop: int, found: Fetched) -> None:
-        for missing in missing_in(found, first, stop):
+    def _note(self, first: int, stop: int, batch: Fetched) -> None:
+        for missing in missing_in(batch, first, stop):
             if self._fails:
                 advice = (
                     "To leave them out, set fail_on_data_loss=False (Spark: failOnDataLoss=false, "

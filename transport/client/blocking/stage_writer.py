@@ -12,12 +12,10 @@ after some time.
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from ...block.block import Block
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, BrokerUnreachable, Refused, UsageError
@@ -44,16 +42,17 @@ from ..core.stage_session import WINDOW_BYTES, StageSession
 from ..core.stage_table import StageState
 from ..link.timeouts import FAR_NS, check_timeout
 from .asker import Asker
-from .drive import Drive, ours
+from .client_base import BlockingClient
+from .drive import Drive
 from .producer import check_times
-from .program_end import inherit, name_of, remember
+from .program_end import name_of
 
 __all__ = ["STAGE_TIMEOUT_S", "StageCommitter", "StagePart", "StageWriter"]
 
 STAGE_TIMEOUT_S: Final = 60.0
 
 
-class StageWriter:
+class StageWriter(BlockingClient[Drive[StageEngine]]):
     """One stage of the transaction (`app`, `version`): push blocks, then seal.
 
     A stage writer is thread-safe. After a fork, only the process that made the first push can use
@@ -99,8 +98,8 @@ class StageWriter:
         self._heartbeat_ms = heartbeat_ms
         self._sealed = False
         self._closed = False
-        self._made: Drive[StageEngine] | None = None
-        remember(self, self._client_name)
+        self._is_foreign = False  # True in a child of the process that made the first push
+        super().__init__()
 
     @property
     def committed(self) -> bool:
@@ -165,7 +164,7 @@ class StageWriter:
         No more blocks can be pushed. Returns None if there is nothing to commit: nothing was
         pushed, or the transaction is already committed.
         """
-        if self._made is None and not self._closed:
+        if self._made is None and not (self._closed or self._is_foreign):
             self._sealed = True
             return None
         drive = self._drive()
@@ -193,27 +192,14 @@ class StageWriter:
         drive = self._made
         if drive is None:
             return
-        if drive.pid != os.getpid():
-            inherit(drive)
-            return
         with drive.lock:
             if not drive.engine.session.ended:
                 drive.engine.abandon(time.monotonic_ns())
-            drive.stop(drive.engine.farewell_ms)
-        drive.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        drive.leave(drive.engine.farewell_ms)
 
     # Internal
+
+    _keeper = "zsq stage"
 
     def _drive(self) -> Drive[StageEngine]:
         if self._closed:
@@ -222,24 +208,22 @@ class StageWriter:
             raise UsageError(
                 E_BAD_ARGUMENT, "this stage is sealed; make a new writer for more blocks"
             )
-        made = self._made
-        if made is not None and made.pid != os.getpid():
+        if self._is_foreign:
             raise UsageError(
                 E_BAD_ARGUMENT,
                 "this stage belongs to the process that started it; make a writer in each process",
             )
-        return made or ours(lambda: self._made, self._make)
+        return super()._drive()
 
-    def _make(self, inherited: Drive[StageEngine] | None) -> Drive[StageEngine]:
+    def _forked(self) -> None:
+        self._is_foreign = self._is_foreign or self._made is not None
+        super()._forked()
+
+    def _engine(self) -> StageEngine:
         # The stage's id is created here, not in the constructor. So a writer that a fork copies
         # before its first push gets another id in each process.
         session = StageSession(uuid.uuid4().bytes, *self._transaction)
-        self._made = Drive(
-            StageEngine(self._address, self._target, session, self._heartbeat_ms),
-            keeper="zsq stage",
-        )
-        self._made.belong_to(self, self._client_name)
-        return self._made
+        return StageEngine(self._address, self._target, session, self._heartbeat_ms)
 
     def _wait(self, drive: Drive[StageEngine], done: Callable[[], bool]) -> None:
         """Wait until `done()` is true.
@@ -262,16 +246,16 @@ class StageWriter:
 def _commit(app: str, version: int, parts: Sequence[StagePart | None], kind: str) -> Question:
     """Return the request. Raises `UsageError` if an argument is wrong."""
     check_transaction(app, version, kind)
-    found: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
-    if len(found) > STAGE_PARTS_MAX:
+    rows: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
+    if len(rows) > STAGE_PARTS_MAX:
         raise UsageError(
             E_BAD_ARGUMENT,
             (
-                f"{len(found)} parts are over the limit of {STAGE_PARTS_MAX}; write with fewer "
+                f"{len(rows)} parts are over the limit of {STAGE_PARTS_MAX}; write with fewer "
                 "partitions"
             ),
         )
-    return Question(lambda number: Commit(number, app, version, kind, found))
+    return Question(lambda number: Commit(number, app, version, kind, rows))
 
 
 class StageCommitter(Asker):

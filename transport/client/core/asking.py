@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypedDict, TypeVar
 from ...block.block import Block
 from ...errors import (
     E_BAD_ARGUMENT,
+    E_CLOSING,
     E_NOT_FOUND,
     E_UNREACHABLE,
     BrokerUnreachable,
@@ -95,34 +96,34 @@ def for_parts(question: Question, spread: Spread) -> list[tuple[tuple[str, ...],
     A question about one part goes to its broker. One about the topic goes to all parts. Raises
     `HasParts` if it makes no sense for several parts, and `NotFound` if there is no such part.
     """
-    asked = question.make(0)
-    topic = str(getattr(asked, "topic", ""))
+    message = question.make(0)
+    topic = str(getattr(message, "topic", ""))
     part = part_of(topic)
     if part is not None:
         numbers = [part[1]]
-    elif isinstance(asked, Stats) or (isinstance(asked, Manage) and _is_for_each(asked)):
+    elif isinstance(message, Stats) or (isinstance(message, Manage) and _is_for_each(message)):
         numbers = sorted(number for number, _ in spread.parts)
     else:
         raise HasParts(spread)
-    found = []
+    questions = []
     for number in numbers:
         addresses = addresses_of(spread, number)
         if not addresses:
             raise NotFound(E_NOT_FOUND, f"topic {spread.topic} has no part {number}")
-        found.append((addresses, _of_part(question, part_name(spread.topic, number))))
-    return found
+        questions.append((addresses, _of_part(question, part_name(spread.topic, number))))
+    return questions
 
 
-def _is_for_each(asked: Manage) -> bool:
-    row = row_of(asked)
-    return row is not None and row.each_part and request_of(asked).fits_each_part
+def _is_for_each(message: Manage) -> bool:
+    row = row_of(message)
+    return row is not None and row.each_part and request_of(message).fits_each_part
 
 
 def _of_part(question: Question, name: str) -> Question:
     def make(number: int) -> Wire:
-        made: Any = question.make(number)
-        asked: Wire = replace(made, topic=name)
-        return asked
+        message: Any = question.make(number)
+        renamed: Wire = replace(message, topic=name)
+        return renamed
 
     return question._replace(make=make)
 
@@ -143,23 +144,23 @@ class PartAnswers:
     """
 
     def __init__(self, question: Question, spread: Spread) -> None:
-        asked = question.make(0)
-        self._action = getattr(asked, "action", "")
+        message = question.make(0)
+        self._action = getattr(message, "action", "")
         self._is_partial = question.partial
         self._questions = [
-            PartQuestion(str(getattr(one.make(0), "topic", "")), urls, one)
-            for urls, one in for_parts(question, spread)
+            PartQuestion(str(getattr(part.make(0), "topic", "")), urls, part)
+            for urls, part in for_parts(question, spread)
         ]
         self._replies: dict[str, Reply] = {}
         self._missing: dict[str, ZsqError] = {}
         self._away: dict[tuple[str, ...], ZsqError] = {}
 
     def __iter__(self) -> Iterator[PartQuestion]:
-        for one in self._questions:
-            if (error := self._away.get(one.urls)) is not None:
-                self._missing[one.part] = error
+        for part in self._questions:
+            if (error := self._away.get(part.urls)) is not None:
+                self._missing[part.part] = error
             else:
-                yield one
+                yield part
 
     def timeout(self, timeout: float | None) -> float | None:
         """Return the time limit for one part, from that of the client."""
@@ -167,10 +168,10 @@ class PartAnswers:
             return timeout
         return PARTIAL_S if timeout is None else min(timeout, PARTIAL_S)
 
-    def add(self, one: PartQuestion, reply: Reply) -> None:
-        self._replies[one.part] = reply
+    def add(self, part: PartQuestion, reply: Reply) -> None:
+        self._replies[part.part] = reply
 
-    def fail(self, one: PartQuestion, error: ZsqError) -> None:
+    def fail(self, part: PartQuestion, error: ZsqError) -> None:
         """Note an error. Raise it if the other parts need not be asked.
 
         An order goes on with the parts of the brokers that answer. A refusal is probably the same
@@ -178,12 +179,12 @@ class PartAnswers:
         """
         if isinstance(error, NotFound) and not is_channel_missing(error.text):
             # The broker that has the part would know it.
-            where = ",".join(one.urls)
-            text = f"part {one.part} is at {where}, where a broker answers that does not have it"
+            where = ",".join(part.urls)
+            text = f"part {part.part} is at {where}, where a broker answers that does not have it"
             error = BrokerUnreachable(E_UNREACHABLE, text)
-        self._missing[one.part] = error
+        self._missing[part.part] = error
         if isinstance(error, BrokerUnreachable):
-            self._away[one.urls] = error
+            self._away[part.urls] = error
         elif not isinstance(error, NotFound) and not (self._is_partial and type(error) is Refused):
             raise self._with_parts(error)
 
@@ -194,8 +195,10 @@ class PartAnswers:
         a repeated one.
         """
         replies = [*self._replies.values()]
-        lacking = [one for one in self._missing.values() if isinstance(one, NotFound)]
-        away = {name: one for name, one in self._missing.items() if not isinstance(one, NotFound)}
+        lacking = [error for error in self._missing.values() if isinstance(error, NotFound)]
+        away = {
+            name: error for name, error in self._missing.items() if not isinstance(error, NotFound)
+        }
         if not replies or (away and not self._is_partial):
             raise self._with_parts([*away.values(), *lacking][0])
         if lacking and self._action not in ("", "delete"):
@@ -209,8 +212,8 @@ class PartAnswers:
             }
             return Done(first.request, {"offset": -1, "parts": places}), blocks
         if self._action == "disconnect" and isinstance(first, Done):
-            done = [reply for reply, _ in replies if isinstance(reply, Done)]
-            return Done(first.request, {"count": sum(one.data["count"] for one in done)}), blocks
+            counts = [done.data["count"] for done, _ in replies if isinstance(done, Done)]
+            return Done(first.request, {"count": sum(counts)}), blocks
         if away and isinstance(first, Done):
             unanswered = {name: str(error) for name, error in away.items()}
             return Done(first.request, {**first.data, "unanswered": unanswered}), blocks
@@ -220,10 +223,37 @@ class PartAnswers:
         """Return the error of an order with the parts that have carried it out."""
         if not self._replies or not self._action:
             return error
-        left = [one.part for one in self._questions if one.part not in self._replies]
+        left = [part.part for part in self._questions if part.part not in self._replies]
         text = f"{parts_text(self._replies)} did this, but {parts_text(left)} did not"
         text = f"{text}: repeat the order when the cause is gone. The cause is: {error.text}"
         return type(error)(error.code, text)
+
+
+class Errand(NamedTuple):
+    """A question to the client's own broker or, with `urls`, to the supervisor of another one."""
+
+    question: Question
+    timeout: float | None
+    urls: tuple[str, ...] = ()
+
+
+def ask_parts(question: Question, timeout: float | None) -> Generator[Errand, Reply, Reply]:
+    """Ask the client's own broker or, if the question is about parts, their brokers."""
+    try:
+        return (yield Errand(question, timeout))
+    except HasParts as error:
+        answers = PartAnswers(question, error.spread)
+    for part in answers:
+        try:
+            reply = yield Errand(part.question, answers.timeout(timeout), part.urls)
+        except HasParts as error:
+            text = f"a part of topic {error.spread.topic} is not where the directory said"
+            answers.fail(part, Refused(E_CLOSING, f"{text}; try again in a moment"))
+        except ZsqError as error:
+            answers.fail(part, error)
+        else:
+            answers.add(part, reply)
+    return answers.combined()
 
 
 def combined(replies: Sequence[Reply]) -> Reply:
@@ -261,7 +291,7 @@ def carried(options: Mapping[str, object]) -> dict[str, SettingValue]:
 
     Raises `UsageError` if a value cannot be sent.
     """
-    found: dict[str, SettingValue] = {}
+    fields: dict[str, SettingValue] = {}
     for name, value in options.items():
         if not isinstance(value, (int, float, str, type(None))) or (
             isinstance(value, int) and abs(value) > SETTING_MAX
@@ -270,8 +300,8 @@ def carried(options: Mapping[str, object]) -> dict[str, SettingValue]:
                 E_BAD_ARGUMENT,
                 f"{name} must be a number up to 2**62, a text or None, not {repr(value)[:40]}",
             )
-        found[name] = value
-    return found
+        fields[name] = value
+    return fields
 
 
 _SETTINGS: Final = (*sorted(row.name for row in CHANNEL), "start")
@@ -289,12 +319,12 @@ def on_wire(options: Mapping[str, object]) -> dict[str, SettingValue | Time]:
             hint = f"did you mean {similar[0]}?" if similar else f"use {', '.join(_SETTINGS)}"
             raise UsageError(E_BAD_ARGUMENT, f"{name!r} is not a setting of a channel; {hint}")
     start = options.get("start")
-    found: dict[str, SettingValue | Time] = {
+    fields: dict[str, SettingValue | Time] = {
         **carried({name: value for name, value in options.items() if name != "start"})
     }
     if start is not None:
-        found["start"] = place(start)
-    return found
+        fields["start"] = place(start)
+    return fields
 
 
 Place = str | int | float | datetime
@@ -305,10 +335,10 @@ def seek_place(where: Place) -> tuple[int | None, int | None]:
 
     The broker moves it into the range that the topic holds.
     """
-    found = place(where)
-    if isinstance(found, str):
-        return (0 if found == "earliest" else END), None
-    return (found, None) if isinstance(found, int) else (None, found["time_ns"])
+    position = place(where)
+    if isinstance(position, str):
+        return (0 if position == "earliest" else END), None
+    return (position, None) if isinstance(position, int) else (None, position["time_ns"])
 
 
 def place(where: object) -> str | int | Time:

@@ -62,6 +62,7 @@ from ...wire.rows import check_rows, heartbeat
 from ..link.reaction import Reaction
 from .confirm import Confirm
 from .finish_memory import FinishMemory
+from .transition import Transition, transition_of
 
 EVERY: Final = -1  # an index that stands for all messages of the delivery
 
@@ -269,12 +270,24 @@ class ConsumerEvent(Enum):
     LOST = "link lost"
 
 
-_S, _E = ConsumerState, ConsumerEvent
-CONSUMER_TABLE: Final[dict[ConsumerState, dict[ConsumerEvent, ConsumerState]]] = {
-    _S.DOWN: {_E.BEGIN: _S.JOINING, _E.LOST: _S.DOWN},
-    _S.JOINING: {_E.SUBSCRIBED: _S.OPEN, _E.LOST: _S.DOWN},
-    _S.OPEN: {_E.DELIVER: _S.OPEN, _E.ANSWER: _S.OPEN, _E.LEAVE: _S.LEAVING, _E.LOST: _S.DOWN},
-    _S.LEAVING: {_E.DELIVER: _S.LEAVING, _E.ANSWER: _S.LEAVING, _E.LOST: _S.DOWN},
+class ConsumerAction(Enum):
+    STOP = "send Ready(0)"
+    VOID = "void all leases"
+
+
+_S, _E, _A, _to = ConsumerState, ConsumerEvent, ConsumerAction, Transition
+ConsumerTransition = Transition[ConsumerState, ConsumerAction]
+_LOST: Final[dict[ConsumerEvent, ConsumerTransition]] = {_E.LOST: _to(_S.DOWN, (_A.VOID,))}
+CONSUMER_TABLE: Final[dict[ConsumerState, dict[ConsumerEvent, ConsumerTransition]]] = {
+    _S.DOWN: {_E.BEGIN: _to(_S.JOINING), **_LOST},
+    _S.JOINING: {_E.SUBSCRIBED: _to(_S.OPEN, (), Reaction.UP), **_LOST},
+    _S.OPEN: {
+        _E.DELIVER: _to(_S.OPEN),
+        _E.ANSWER: _to(_S.OPEN),
+        _E.LEAVE: _to(_S.LEAVING, (_A.STOP,)),
+        **_LOST,
+    },
+    _S.LEAVING: {_E.DELIVER: _to(_S.LEAVING), _E.ANSWER: _to(_S.LEAVING), **_LOST},
 }
 
 
@@ -506,7 +519,6 @@ class ConsumerSession:
         """Ask the channel for no more deliveries."""
         if self.state is _S.OPEN:
             self._step(_E.LEAVE)
-            self.words.append(Ready(0))
 
     def set_ready(self, ready: int) -> None:
         if not 0 <= ready <= READY_MAX:
@@ -537,13 +549,13 @@ class ConsumerSession:
         raise UsageError(E_BAD_COMMAND, f"a consumer does not accept {type(message).__name__}")
 
     def on_subscribed(self, message: Subscribed) -> Reaction:
-        self._step(_E.SUBSCRIBED)
+        reaction = self._step(_E.SUBSCRIBED)
         self.message_timeout_ms = message.message_timeout_ms
         self.heartbeat_ms = heartbeat(message.heartbeat_ms)
         self.ordered = message.ordered
         if self.ready != self._joined_with:  # it was changed meanwhile
             self.words.append(Ready(self.ready))
-        return Reaction.UP
+        return reaction
 
     def on_deliver(self, message: Deliver, blocks: list[Block], now_ns: int) -> Reaction:
         if len(blocks) != 1:
@@ -610,8 +622,23 @@ class ConsumerSession:
         return Reaction.NOTHING
 
     def lost(self) -> None:
-        """Note that the link is lost, and with it all leases and all answers that were not sent."""
+        """Note that the link is lost, in any state."""
         self._step(_E.LOST)
+
+    # Internal
+
+    def _step(self, event: ConsumerEvent) -> Reaction:
+        transition = transition_of(CONSUMER_TABLE, self.state, event)
+        self.state = transition.after
+        for action in transition.actions:
+            if action is _A.STOP:
+                self.words.append(Ready(0))
+            elif action is _A.VOID:
+                self._void()
+        return transition.reaction
+
+    def _void(self) -> None:
+        """Void all leases, and all answers that were not sent."""
         self.finishes.lost(time.monotonic_ns())
         self.epoch += 1
         self._whole.clear()
@@ -634,16 +661,6 @@ class ConsumerSession:
                 ),
             )
             confirm.done = True
-
-    # Internal
-
-    def _step(self, event: ConsumerEvent) -> None:
-        after = CONSUMER_TABLE[self.state].get(event)
-        if after is None:
-            raise UsageError(
-                E_BAD_COMMAND, f"{event.value} is not allowed in state {self.state.value}"
-            )
-        self.state = after
 
     def _came_late(self, delivery: LeasedBlock, indexes: Sequence[int]) -> None:
         """Remember finishes of a delivery whose link was lost.

@@ -13,7 +13,7 @@ import numbers
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from ...block.block import Block
 from ...block.block_format import ADDRESSED
@@ -242,24 +242,6 @@ def parse_id(text: str) -> tuple[int | None, int]:
             "digits)"
         ),
     )
-
-
-class Holder(Protocol):
-    """The consumer that received a message."""
-
-    topic: str
-    channel: str
-
-    def _noted(self) -> None:
-        """Note that there are finishes to send."""
-
-    def _finish_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> Any: ...
-
-    def _requeue(
-        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
-    ) -> None: ...
-
-    def _touch(self, delivery: LeasedBlock) -> None: ...
 
 
 class MessageView:

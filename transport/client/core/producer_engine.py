@@ -228,6 +228,14 @@ class ProducerEngine(Lanes):
                 raise self.too_late(timeout, False)
         lane.check_size(size)
 
+    def answer(
+        self, queueing: Steps[tuple[PendingBlock, ...]], timeout: float | None
+    ) -> Steps[tuple[PendingBlock, ...]]:
+        """Queue blocks by these steps, and wait until they are answered. Return them."""
+        pending_blocks = yield from queueing
+        yield from self.answered(pending_blocks, timeout)
+        return pending_blocks
+
     def answered(
         self, pending_blocks: tuple[PendingBlock, ...], timeout: float | None
     ) -> Steps[None]:

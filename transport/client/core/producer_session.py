@@ -63,6 +63,7 @@ from ...wire.protocol import (
 from ...wire.rows import check_rows, heartbeat
 from ..link.reaction import Reaction
 from .pieces import halves, rows_of
+from .transition import Transition, transition_of
 
 UNKNOWN_OFFSET: Final = -1  # the block is stored, but the topic no longer knows its offset
 
@@ -85,30 +86,54 @@ class ProducerState(Enum):
 class ProducerEvent(Enum):
     BEGIN = "begin"  # there is a new link, and Hello is sent
     WELCOME = "Welcome"
+    # Blocks were sent that must be answered before the session takes another id.
+    UNSETTLED = "Welcome, not settled"
     # The topic expects a sequence that it had already confirmed as stored.
     FORGOTTEN = "Welcome that forgot"
     STORED = "Stored, Delayed"
     REFUSED = "Unstored"  # this block failed, and its sequence is free again
     SPOILED = "Unstored, later ones sent"
-    # The code is E_SEQUENCE, E_HELLO or E_CLOSING. For a patient producer, it may also be
-    # E_TOPIC_FULL or E_DISK_FULL.
-    AGAIN = "Unstored, begin again"
-    SETTLED = "settled"  # no answer is missing under the old id: continue with a new id
+    AGAIN = "Unstored, begin again"  # the code is E_SEQUENCE, E_HELLO or E_CLOSING
+    NO_ROOM = "Unstored, no room"  # E_TOPIC_FULL or E_DISK_FULL, for a patient producer
+    SETTLED = "settled"  # no answer is missing under the old id
     LOST = "link lost"
 
 
-_S, _E = ProducerState, ProducerEvent
-PRODUCER_TABLE: Final[dict[ProducerState, dict[ProducerEvent, ProducerState]]] = {
-    _S.DOWN: {_E.BEGIN: _S.GREETING, _E.LOST: _S.DOWN},
-    _S.GREETING: {_E.WELCOME: _S.OPEN, _E.FORGOTTEN: _S.DOWN, _E.AGAIN: _S.DOWN, _E.LOST: _S.DOWN},
+class ProducerAction(Enum):
+    REWIND = "queue again what has no answer"
+    TAKE_BACK = "take back later blocks"
+    RENUMBER = "take a new id"
+
+
+_S, _E, _A, _to = ProducerState, ProducerEvent, ProducerAction, Transition
+ProducerTransition = Transition[ProducerState, ProducerAction]
+_ENDS: Final[dict[ProducerEvent, ProducerTransition]] = {
+    _E.AGAIN: _to(_S.DOWN, (_A.REWIND,), Reaction.RESTART),
+    _E.NO_ROOM: _to(_S.DOWN, (_A.REWIND,), Reaction.LATER),
+    _E.LOST: _to(_S.DOWN, (_A.REWIND,)),
+}
+PRODUCER_TABLE: Final[dict[ProducerState, dict[ProducerEvent, ProducerTransition]]] = {
+    _S.DOWN: {_E.BEGIN: _to(_S.GREETING), _E.LOST: _ENDS[_E.LOST]},
+    _S.GREETING: {
+        _E.WELCOME: _to(_S.OPEN, (), Reaction.UP),
+        _E.UNSETTLED: _to(_S.SETTLING, (), Reaction.UP),
+        _E.FORGOTTEN: _to(_S.DOWN, (_A.RENUMBER,), Reaction.RENEW),
+        **_ENDS,
+    },
     _S.OPEN: {
-        _E.STORED: _S.OPEN, _E.REFUSED: _S.OPEN, _E.SPOILED: _S.SETTLING, _E.AGAIN: _S.DOWN, _E.LOST: _S.DOWN,
+        _E.STORED: _to(_S.OPEN),
+        _E.REFUSED: _to(_S.OPEN),
+        _E.SPOILED: _to(_S.SETTLING, (_A.TAKE_BACK,)),
+        **_ENDS,
     },
     _S.SETTLING: {
-        _E.STORED: _S.SETTLING, _E.REFUSED: _S.SETTLING, _E.SPOILED: _S.SETTLING, _E.SETTLED: _S.DOWN,
-        _E.AGAIN: _S.DOWN, _E.LOST: _S.DOWN,
+        _E.STORED: _to(_S.SETTLING),
+        _E.REFUSED: _to(_S.SETTLING),
+        _E.SPOILED: _to(_S.SETTLING, (_A.TAKE_BACK,)),
+        _E.SETTLED: _to(_S.DOWN, (_A.RENUMBER,), Reaction.RENEW),
+        **_ENDS,
     },
-}  # fmt: skip
+}
 
 
 class PendingBlock:
@@ -332,24 +357,18 @@ class ProducerSession:
             # The topic has lost blocks that it had confirmed as stored (by a power cut in sync mode
             # `interval` or `never`), or the producer's row has expired. It cannot store the
             # unanswered blocks under the old id, because it accepts only the next sequence.
-            self._step(_E.FORGOTTEN)
             self.forgotten += 1
-            self._renumber()
-            return Reaction.RENEW
-        self._step(_E.WELCOME)
-        self._granted = message.credit_bytes
-        # After a refusal for lack of room, send one block at a time until one is stored.
-        self.credit_bytes = 0 if self.no_room else message.credit_bytes
-        self.heartbeat_ms = heartbeat(message.heartbeat_ms)
+            return self._step(_E.FORGOTTEN)
         if message.expected > self.next_sequence:
             # Another producer uses this id. Wait for the answers to the blocks that were sent, then
             # take another id.
             self._cut = self.next_sequence
-        if self._cut >= 0:
-            self._step(_E.SPOILED)
-            if self._settled():
-                return Reaction.RENEW
-        return Reaction.UP
+        reaction = self._step(_E.WELCOME if self._cut < 0 else _E.UNSETTLED)
+        self._granted = message.credit_bytes
+        # After a refusal for lack of room, send one block at a time until one is stored.
+        self.credit_bytes = 0 if self.no_room else message.credit_bytes
+        self.heartbeat_ms = heartbeat(message.heartbeat_ms)
+        return self._settle(reaction)
 
     def on_stored(self, message: Stored) -> Reaction:
         check_rows(message.blocks, 2, "stored blocks")
@@ -360,7 +379,7 @@ class ProducerSession:
             if pending is not None:
                 self.window_bytes -= pending.length
                 pending.settle(first_offset)
-        return Reaction.RENEW if self._settled() else Reaction.NOTHING
+        return self._settle()
 
     def on_delayed(self, message: Delayed) -> Reaction:
         """Note that a delayed block is durable and waits in the topic.
@@ -374,7 +393,7 @@ class ProducerSession:
             self.window_bytes -= pending.length
             pending.key = (message.due_ns, message.serial) if message.serial >= 0 else None
             pending.settle(UNKNOWN_OFFSET)
-        return Reaction.RENEW if self._settled() else Reaction.NOTHING
+        return self._settle()
 
     def on_unstored(self, message: Unstored) -> Reaction:
         pending = self.window.get(message.sequence)
@@ -383,14 +402,10 @@ class ProducerSession:
             or (pending is not None and message.code in _BEGIN_AGAIN)
             or message.sequence < 0
         ):
-            self._step(_E.AGAIN)
-            self._rewind()
-            return Reaction.RESTART
+            return self._step(_E.AGAIN)
         if pending is not None and self.patient and message.code in NO_ROOM:
-            self._step(_E.AGAIN)
-            self._rewind()
             self.no_room = message
-            return Reaction.LATER
+            return self._step(_E.NO_ROOM)
         if pending is None:
             return Reaction.NOTHING  # this block was after a refused one and is queued again
         del self.window[message.sequence]
@@ -404,18 +419,16 @@ class ProducerSession:
             self._step(_E.REFUSED)
             self.next_sequence = message.sequence
         else:
-            self._step(_E.SPOILED)
             self._cut = message.sequence if self._cut < 0 else min(self._cut, message.sequence)
-            self._take_back()
+            self._step(_E.SPOILED)
         if splits:
             self._split(pending)
         self._give_up(message)
-        return Reaction.RENEW if self._settled() else Reaction.NOTHING
+        return self._settle()
 
     def lost(self) -> None:
         """Note that the link is lost, in any state."""
         self._step(_E.LOST)
-        self._rewind()
 
     def withdraw(self, pending: PendingBlock) -> bool:
         """Take back a block that was never sent, because its publisher gave up.
@@ -454,13 +467,17 @@ class ProducerSession:
 
     # Internal
 
-    def _step(self, event: ProducerEvent) -> None:
-        after = PRODUCER_TABLE[self.state].get(event)
-        if after is None:
-            raise UsageError(
-                E_BAD_COMMAND, f"{event.value} is not allowed in state {self.state.value}"
-            )
-        self.state = after
+    def _step(self, event: ProducerEvent) -> Reaction:
+        transition = transition_of(PRODUCER_TABLE, self.state, event)
+        self.state = transition.after
+        for action in transition.actions:
+            if action is _A.REWIND:
+                self._rewind()
+            elif action is _A.TAKE_BACK:
+                self._take_back()
+            elif action is _A.RENUMBER:
+                self._renumber()
+        return transition.reaction
 
     def _found_room(self) -> None:
         if self.no_room is not None:
@@ -511,13 +528,14 @@ class ProducerSession:
             pending.settle(UNKNOWN_OFFSET, from_wire(message.code, message.text))
             self.refused.append(pending)
 
-    def _settled(self) -> bool:
-        """Take a new id and return True if all sequences before the cut are answered."""
+    def _settle(self, reaction: Reaction = Reaction.NOTHING) -> Reaction:
+        """Take a new id if all sequences before the cut are answered.
+
+        Return what the link does then, and otherwise `reaction`.
+        """
         if self._cut < 0 or self.window or (self.queue and self.queue[0].sequence >= 0):
-            return False
-        self._step(_E.SETTLED)
-        self._renumber()
-        return True
+            return reaction
+        return self._step(_E.SETTLED)
 
     def _renumber(self) -> None:
         self.producer_id = next(self._ids)

@@ -147,6 +147,10 @@ class RequestEngine(Engine):
             raise request.error
         return request.answer, request.blocks
 
+    def ask_within(self, question: Question, timeout: float | None) -> Steps[Reply]:
+        """Send a question and return the reply and its blocks, or raise the error."""
+        return (yield from self.reply(self.begin(question), timeout))
+
     @property
     def uuid(self) -> str:
         """The topic's uuid, as the broker reported it when the link was opened."""
@@ -187,11 +191,11 @@ class RequestEngine(Engine):
         of its topics. A topic that was created again at the same address is not checked here, as
         without a standby (see `Reader.uuid`).
         """
-        before, here = self._place, self.link.given
-        known, self._known_uuid, self._place = self._known_uuid, self.uuid, here
-        if self.target.kind == "reader" and before != here and known not in ("", self.uuid):
+        before, address = self._place, self.link.given
+        known, self._known_uuid, self._place = self._known_uuid, self.uuid, address
+        if self.target.kind == "reader" and before != address and known not in ("", self.uuid):
             text = (
-                f"topic {self.target.topic} at {here.url} is another topic than at {before.url} "
+                f"topic {self.target.topic} at {address.url} is another topic than at {before.url} "
                 f"(uuid {self.uuid}, not {known}), so its offsets have other messages"
             )
             self.on_refused(DataLoss(E_DATA_LOSS, text))

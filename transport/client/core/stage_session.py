@@ -49,6 +49,7 @@ from ...wire.protocol import Done, Failed, Missing, OpenStage, Seal, Staged, Sta
 from ..link.reaction import Reaction
 from .stage_table import ENDED, STAGE_TABLE, StageAction, StageEvent, StageState
 from .stage_window import StageWindow, WindowEntry
+from .transition import transition_of
 
 WINDOW_BYTES: Final = 32 * 1024 * 1024
 SEALS_A_WINDOW: Final = 4  # an interim seal is due when 1/4 of the window is sent and not sealed
@@ -306,11 +307,7 @@ class StageSession:
 
     def _step(self, event: StageEvent, blocks: int = 0, now_ns: int = 0) -> Reaction:
         """Carry out the transition of this event, which names a number of blocks or none."""
-        transition = STAGE_TABLE[self.state].get(event)
-        if transition is None:
-            raise UsageError(
-                E_BAD_COMMAND, f"{event.value} is not allowed in state {self.state.value}"
-            )
+        transition = transition_of(STAGE_TABLE, self.state, event)
         for action in transition.actions:
             if action is _A.NOTE:
                 self._note(blocks, now_ns)

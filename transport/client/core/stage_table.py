@@ -6,9 +6,10 @@ PROTOCOL.md draws its diagram from `STAGE_TABLE`. `StageSession` carries the act
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..link.reaction import Reaction
+from .transition import Transition
 
 
 class StageState(Enum):
@@ -46,19 +47,12 @@ class StageAction(Enum):
     CLEAR = "drop all blocks"
 
 
-class StageTransition(NamedTuple):
-    """The state after an event, the session's actions, and what its link does next."""
-
-    after: StageState
-    actions: tuple[StageAction, ...] = ()
-    reaction: Reaction = Reaction.NOTHING
-
-
-_S, _E, _A, _to = StageState, StageEvent, StageAction, StageTransition
-_LOST: Final = {_E.LOST: _to(_S.DOWN)}
+StageTransition = Transition[StageState, StageAction]
+_S, _E, _A, _to = StageState, StageEvent, StageAction, Transition
+_LOST: Final[dict[StageEvent, StageTransition]] = {_E.LOST: _to(_S.DOWN)}
 _CLEAR: Final = (_A.CLEAR,)
 _ARRIVES: Final = (_A.NOTE, _A.DROP)
-_FLOWS: Final = {
+_FLOWS: Final[dict[StageEvent, StageTransition]] = {
     _E.FINISHED: _to(_S.SEALED, _ARRIVES),
     _E.PAUSE: _to(_S.PAUSED),
     _E.COMMITTED: _to(_S.COMMITTED, _CLEAR),

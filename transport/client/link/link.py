@@ -200,10 +200,10 @@ class Link:
     def _begin(self, now_ns: int) -> None:
         """Begin an attempt at the present address."""
         rotation, target = self.rotation, self.target
-        given = rotation.present
+        address = rotation.present
         self._attempt = attempt = Attempt(
-            given,
-            rotation.way_to(given),
+            address,
+            rotation.way_to(address),
             self._attempt.number + 1,
             now_ns,
             sent_ns=now_ns,

@@ -36,9 +36,7 @@ def driven() -> Iterator[Drive[_Timed]]:
     try:
         yield drive
     finally:
-        with drive.lock:
-            drive.stop()
-        drive.end()
+        drive.leave(linger_ms=0)
 
 
 def keepers() -> list[threading.Thread]:

@@ -387,14 +387,14 @@ def test_a_forked_process_breaks_no_writer_of_its_parent(storage: FakeStages) ->
         try:
             push(early, 5)
             assert early.seal() is not None
-            try:
-                push(begun, 1)
-            except zsq.UsageError:
-                begun.close()
-                with StageWriter(storage.url, "t", "child", 1) as writer:
-                    push(writer, 5)
-                    assert writer.seal() is not None
-                    status = 0
+            for use in (lambda: push(begun, 1), begun.seal):
+                with pytest.raises(zsq.UsageError, match="belongs to the process that started it"):
+                    use()
+            begun.close()
+            with StageWriter(storage.url, "t", "child", 1) as writer:
+                push(writer, 5)
+                assert writer.seal() is not None
+            status = 0
         finally:
             os._exit(status)
     _, status = os.waitpid(pid, 0)

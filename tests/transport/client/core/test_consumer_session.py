@@ -71,9 +71,11 @@ def told(session: ConsumerSession) -> list[Any]:
 def test_every_state_can_be_reached_and_lost() -> None:
     reached = {ConsumerState.DOWN}
     for _ in ConsumerState:
-        reached |= {after for state in reached for after in CONSUMER_TABLE[state].values()}
+        reached |= {to.after for state in reached for to in CONSUMER_TABLE[state].values()}
     assert reached == set(ConsumerState)
-    assert all(row[ConsumerEvent.LOST] is ConsumerState.DOWN for row in CONSUMER_TABLE.values())
+    assert all(
+        row[ConsumerEvent.LOST].after is ConsumerState.DOWN for row in CONSUMER_TABLE.values()
+    )
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,13 @@ def send(session: ProducerSession, n: int) -> list[PendingBlock]:
 
 @pytest.mark.parametrize("state", ProducerState)
 def test_each_state_has_its_row_and_can_be_lost(state: ProducerState) -> None:
-    assert PRODUCER_TABLE[state][ProducerEvent.LOST] is ProducerState.DOWN
+    assert PRODUCER_TABLE[state][ProducerEvent.LOST].after is ProducerState.DOWN
 
 
 def test_every_state_can_be_reached() -> None:
     reached = {ProducerState.DOWN}
     for _ in ProducerState:
-        reached |= {after for state in reached for after in PRODUCER_TABLE[state].values()}
+        reached |= {to.after for state in reached for to in PRODUCER_TABLE[state].values()}
     assert reached == set(ProducerState)
 
 

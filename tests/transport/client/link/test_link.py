@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import zmq
 from support.fake_connection import FakeEngine, QuietPeer
+from support.router import make_router
 
 from zsq.actors.supervisor import run_directory as rundir
 from zsq.transport.client.link.course import BACKOFF_MS_MAX, HANG_UP_MS, HANG_UPS_MAX
@@ -52,9 +53,7 @@ def test_an_attempt_without_an_answer_ends_and_another_one_follows(
     for ever.
     """
     engine = Engine()
-    silent = sockets.make_router(
-        f"ipc://{tmp_path}/supervisor" if kind == "ipc" else "tcp://127.0.0.1:*"
-    )
+    silent = make_router(f"ipc://{tmp_path}/supervisor" if kind == "ipc" else "tcp://127.0.0.1:*")
     try:
         url = f"ipc://{tmp_path}" if kind == "ipc" else silent.getsockopt_string(zmq.LAST_ENDPOINT)
         link = begun(engine, parse(url), Target("topic", "t"))

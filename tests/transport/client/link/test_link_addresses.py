@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.fake_connection import FakeEngine, QuietPeer
+from support.router import make_router
 
 from zsq.transport.client.link.course import BACKOFF_MS_MAX
 from zsq.transport.client.link.engine import Engine
@@ -234,7 +235,7 @@ def test_a_refused_connection_over_ipc_leads_to_the_next_address(
 ) -> None:
     """ZeroMQ alone would try a supervisor's socket again and again."""
     engine = Engine()
-    router = sockets.make_router(f"ipc://{tmp_path}/supervisor")
+    router = make_router(f"ipc://{tmp_path}/supervisor")
     link = Link(
         engine,
         Rotation(parse_all([f"ipc://{tmp_path}/none", f"ipc://{tmp_path}"])),
