@@ -31,7 +31,7 @@ from ..settings.options import AlarmOptions, ServeOptions
 from ..statistics.broker_view import (
     REPORTED,
     AlarmsView,
-    TopicView,
+    TopicProcesses,
     channel_pulse,
     is_known,
     storage_pulse,
@@ -259,12 +259,12 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
             found[AlarmSubject("", "", DEAD_LETTERS)] = Watched(total, threshold)
         return found
 
-    def _depth(self, group: TopicView) -> int:
+    def _depth(self, group: TopicProcesses) -> int:
         """Return the depth of all channels of a topic, if a threshold needs it."""
         watched = self.given.topic_depth != NONE or self.given.total_depth != NONE
         return total_depth(group) if watched else 0
 
-    def _health(self, group: TopicView) -> Watched:
+    def _health(self, group: TopicProcesses) -> Watched:
         """Watch the health of a topic. The alarm of a full disk stands for all topics on it."""
         if group.state not in REPORTED and not group.failure:
             return Watched(None, 0.5, well=WELL)  # it starts or stops

@@ -14,13 +14,13 @@ from typing import Final
 from ...transport.client.core.redrive import CHANNEL
 from ...transport.settings import ChannelOptions
 from ..settings.channel_settings import default_dead_letter_topic
-from .broker_view import TopicView, channel_pulse, is_known, storage_pulse
+from .broker_view import TopicProcesses, channel_pulse, is_known, storage_pulse
 from .channel_rows import held, visible_end, waiting
 
 _NO_SETTINGS: Final[ChannelOptions] = {}
 
 
-def senders(groups: Mapping[str, TopicView]) -> dict[str, list[ChannelOptions]]:
+def senders(groups: Mapping[str, TopicProcesses]) -> dict[str, list[ChannelOptions]]:
     """Return the dead-letter topics, each with the settings of the channels that send to it.
 
     A topic whose channels were deleted has no senders, but is still a dead-letter topic.
@@ -38,7 +38,7 @@ def senders(groups: Mapping[str, TopicView]) -> dict[str, list[ChannelOptions]]:
     return found
 
 
-def letter_count(group: TopicView) -> int | None:
+def letter_count(group: TopicProcesses) -> int | None:
     """Return the number of dead letters that were not sent back, or None if it is not known."""
     if CHANNEL not in group.channels:
         return storage_pulse(group).get("kept_count", 0)

@@ -19,7 +19,7 @@ from ...transport.wire.admin_requests import OverviewRequest
 from .broker_view import (
     BrokerView,
     DiskView,
-    TopicView,
+    TopicProcesses,
     channel_pulse,
     is_known,
     storage_pulse,
@@ -165,14 +165,14 @@ class Overview:
         if not same:
             self._whole = self._version
 
-    def _of_channels(self, group: TopicView, rows: dict[str, _Known], now_ns: int) -> bool:
+    def _of_channels(self, group: TopicProcesses, rows: dict[str, _Known], now_ns: int) -> bool:
         """Refresh the rows of channels. Return True if any has changed."""
         topic = topic_pulse(group)
-        failed = group.failed_channels()
         changed = False
-        for name in group.channels:
+        for name, channel in group.channels.items():
             known = rows.get(name) or rows.setdefault(name, _Known())
-            health = "" if is_known(group, name) else "failed" if name in failed else "starting"
+            unknown = "failed" if channel.has_failed else "starting"
+            health = "" if is_known(group, name) else unknown
             stats = channel_pulse(group, name)
             end = settled_end(group, name, now_ns)
             is_same = known.stats is stats and known.topic is topic and known.health == health
@@ -184,7 +184,9 @@ class Overview:
                 known.row, known.version, changed = row, self._version, True
         return changed
 
-    def _of_topic(self, group: TopicView, known: _Known, changed: bool, has_letters: bool) -> None:
+    def _of_topic(
+        self, group: TopicProcesses, known: _Known, changed: bool, has_letters: bool
+    ) -> None:
         made_of = (
             topic_pulse(group),
             group.state,
@@ -249,7 +251,7 @@ def _oldest(unfinished: int, oldest_ns: int) -> int:
     return (oldest_ns or NOT_KNOWN) if unfinished else 0
 
 
-def _channel_row(group: TopicView, name: str, health: str, counted_to: int) -> Row:
+def _channel_row(group: TopicProcesses, name: str, health: str, counted_to: int) -> Row:
     stats, topic, storage = channel_pulse(group, name), topic_pulse(group), storage_pulse(group)
     channel_ns = _pulsed_ns(group, name)
     rates = stats.get("rates", _NOTHING)
@@ -290,7 +292,7 @@ def _channel_row(group: TopicView, name: str, health: str, counted_to: int) -> R
     )
 
 
-def _pulsed_ns(group: TopicView, channel: str = "") -> int:
+def _pulsed_ns(group: TopicProcesses, channel: str = "") -> int:
     reporter = group.reporter(channel)
     return reporter.pulsed_ns if reporter is not None else 0
 
@@ -306,7 +308,7 @@ _DEPTH, _HELD = (
 
 
 def _topic_row(
-    group: TopicView, channels: dict[str, _Known], disk: DiskView, letters: int | None
+    group: TopicProcesses, channels: dict[str, _Known], disk: DiskView, letters: int | None
 ) -> Row:
     topic, storage = topic_pulse(group), storage_pulse(group)
     rates = topic.get("rates", _NOTHING)

@@ -285,8 +285,8 @@ class Singles:
             (child.spec.key, scanned_at(child.spec.start))
             for group in self._broker.groups.values()
             # Topics are scanned for their delayed messages.
-            for child in (group.topic, *group.channels.values())
-            if child is not None and child.state == "up"
+            for child in group.processes()
+            if child.state == "up"
         )
         workers = tuple(
             child.spec.start.front for child in self.of_kind("scan_worker") if child.state == "up"

@@ -376,8 +376,8 @@ class Supervisor:
         """
         for group in self.state.groups.values():
             if group.is_dormant:
-                for child in (group.topic, *group.channels.values()):
-                    if child is not None and child.spec.key == key:
+                for child in group.processes():
+                    if child.spec.key == key:
                         return child
         return None
 

@@ -4,14 +4,21 @@ test says when processes start and end, and when the storage answers an order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
 from support.fake_storage import STORAGE
 
+from zsq.actors.runtime.child import Failure, Phase
 from zsq.actors.runtime.process_table import Child
 from zsq.actors.settings.starts import ActorStart, ChannelStart, TopicStart, channel_of
-from zsq.actors.statistics.broker_view import BrokerView, GroupState
+from zsq.actors.statistics.broker_view import (
+    BrokerView,
+    ChannelProcess,
+    GroupState,
+    TopicProcesses,
+)
 from zsq.actors.supervisor.commands import deletion
 from zsq.actors.supervisor.commands.requests import Requests
 from zsq.actors.supervisor.topics.registry_format import TopicRow
@@ -34,12 +41,15 @@ def made_with(child: Child) -> NewChannelSettings:
     return child.spec.start.made_with
 
 
-class GroupPulses(SimpleNamespace):
-    """A topic as the statistics see it: its processes with their pulses, and no predecessors."""
-
-    def reporter(self, channel: str = "") -> Child | None:
-        found: Child | None = self.channels.get(channel) if channel else self.topic
-        return found
+def processes_of(
+    topic: Any, channels: Mapping[str, Any], state: GroupState = GroupState.UP, failure: str = ""
+) -> TopicProcesses:
+    """Return a topic with these processes, as statistics see it."""
+    group = TopicProcesses("t", TopicRow(1, "0" * 32, "always", 0))
+    group.topic, group.state = topic, state
+    group.cause = Failure(Phase.RUN, "", failure)
+    group.channels = {name: ChannelProcess(child) for name, child in channels.items()}
+    return group
 
 
 class Broker:
@@ -162,7 +172,7 @@ class Broker:
         self.group.tick()
 
     def up(self, channel: str = C) -> Child:
-        child = self.group.channels[channel]
+        child = self.group.child(channel)
         assert child is not None
         child.state, child.data = "up", {"settings": {}}
         self.group.born(child)

@@ -52,7 +52,7 @@ def check_default(
 ) -> None:
     """Raise `Refused` (E_IN_USE) if the settings lead to a default topic of another owner."""
     own = broker.groups.get(topic)
-    child = own.channels.get(channel) if own is not None else None
+    child = own.child(channel) if own is not None and channel else None
     if child is not None:
         settings = {**child.data.get("settings", {}), **child.stats.get("settings", {}), **settings}
     if not channel or settings.get("dead_letter_topic") or not settings.get("max_attempts"):
@@ -176,7 +176,7 @@ def _check_origin(
         answer(error)
 
     def ask(error: ZsqError | None) -> None:
-        channel = source.channels.get(origin_channel)
+        channel = source.child(origin_channel)
         if error is not None or channel is None:
             answer(
                 error

@@ -251,12 +251,12 @@ class Commands:
         def then(error: ZsqError | None) -> None:
             if error is not None:
                 self._requests.fail(message.request, error)
-            elif message.channel and group.channels.get(message.channel) is None:
+            elif message.channel and group.child(message.channel) is None:
                 self._requests.fail(message.request, self._missing_channel(group, message.channel))
             elif (other := group.differs(message.channel, message.settings)) is not None:
                 self._requests.fail(message.request, other)
             else:
-                if is_new and (is_known or message.channel not in group.stored):
+                if is_new and (is_known or message.channel not in group.stored_channels):
                     self._requests.audits.first_use(message, message.channel)
                 found = group.endpoints(message.channel, with_settings=bool(message.settings))
                 if self._broker.epoch:

@@ -73,7 +73,7 @@ def _seek(requests: Requests, request: SeekRequest, group: TopicGroup) -> None:
         answer(error, {"offset": position.offset} if position is not None else None)
 
     def move(offset: int) -> None:
-        channel = group.channels.get(request.channel)
+        channel = group.child(request.channel)
         if channel is None:
             answer(starting(request))
             return
@@ -133,7 +133,7 @@ def _empty(requests: Requests, request: EmptyRequest, group: TopicGroup) -> None
         return
 
     def empty(error: ZsqError | None) -> None:
-        channel = group.channels.get(request.channel)
+        channel = group.child(request.channel)
         if error is not None or channel is None:
             requests.fail(request.request, error or starting(request))
             return
@@ -266,7 +266,7 @@ class _EmptyTopic:
             self._group.want(channel, partial(self._order_channel, channel))
 
     def _order_channel(self, channel: str, error: ZsqError | None) -> None:
-        child = self._group.channels.get(channel)
+        child = self._group.child(channel)
         if channel not in self._group.channels:  # it was deleted meanwhile
             self._agreed(None, None)
         elif error is not None or child is None:

@@ -242,7 +242,7 @@ class Requests:
         """Call `then` with the process of the channel or topic of the request when it is up."""
 
         def ready(error: ZsqError | None) -> None:
-            child = group.channels.get(request.channel) if request.channel else group.topic
+            child = group.child(request.channel)
             if error is not None or child is None:
                 self.fail(request.request, error or starting(request))
             else:

@@ -393,7 +393,7 @@ def test_the_last_pulse_of_a_topic_that_sleeps_counts_after_the_news_of_its_end(
     topic, channel = place.child(7, "topic"), place.child(8, "channel")
     place.supervisor.state.groups["t"] = cast(
         "Any",
-        SimpleNamespace(is_dormant=is_dormant, topic=topic, channels={"c": channel, "d": None}),
+        SimpleNamespace(is_dormant=is_dormant, processes=lambda: [topic, channel]),
     )
     for child in (topic, channel):
         child.state = "ended"
