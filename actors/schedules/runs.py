@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final
 
 from ...transport.block.block import Block
 from ...transport.client.blocking.producer import Producer
@@ -45,29 +45,19 @@ from .plan import plan
 CALL_S: Final = 5.0
 
 
-class Transactions(Protocol):
-    """The transactions of topics, as a run uses them. All methods raise `ZsqError`."""
-
-    def last(self, topic: str, app: str) -> int:
-        """Return the last version of the app that the topic has on its disk, or -1."""
-        ...
-
-    def commit(self, topic: str, app: str, version: int, block: Block) -> bool:
-        """Commit the block. Return False if the topic had this version or a later one before."""
-        ...
-
-
 class TopicTransactions:
-    """The transactions of the topics of the broker at `url`."""
+    """The transactions of the topics of the broker at `url`. All methods raise `ZsqError`."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def last(self, topic: str, app: str) -> int:
+        """Return the last version of the app that the topic has on its disk, or -1."""
         with self._committer(topic) as committer:
             return committer.version_here(app)
 
     def commit(self, topic: str, app: str, version: int, block: Block) -> bool:
+        """Commit the block. Return False if the topic had this version or a later one before."""
         with StageWriter(self._url, topic, app, version, timeout=CALL_S, create=False) as writer:
             writer.push(block)
             part = writer.seal()
@@ -82,7 +72,7 @@ class TopicTransactions:
         return StageCommitter(self._url, topic, timeout=CALL_S, create=False)
 
 
-def carry_out(run: Run, transactions: Transactions, now_s: Callable[[], float]) -> Outcome:
+def carry_out(run: Run, transactions: TopicTransactions, now_s: Callable[[], float]) -> Outcome:
     """Publish what is due now. Errors of the topic are in the outcome."""
     app, last, published, left_out = run.schedule.app, run.last, 0, 0
     handled, trouble = max(run.handled, run.schedule.since), ""

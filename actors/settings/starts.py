@@ -7,6 +7,7 @@ They are pickled and sent to the actor's process. An extension has those of its 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from ...transport.block.block import MESSAGE_BYTES_MAX
 from ...transport.settings import NewChannelSettings, Retention
@@ -145,6 +146,17 @@ class GatewayStart(ActorStart):
 
     supervisor: str
     security: SecurityOptions = field(default_factory=SecurityOptions)
+
+
+_OptionsT = TypeVar("_OptionsT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorStart(GatewayStart, Generic[_OptionsT]):
+    """Start values of a gateway that has its own options."""
+
+    options: _OptionsT
+    message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

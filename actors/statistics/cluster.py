@@ -75,7 +75,7 @@ class Seen(NamedTuple):
         return int(self.bucket.get("epoch", 0))
 
     def addresses(self, name: str) -> tuple[str, ...]:
-        """Return the URLs in a field of the bucket. A broker of an older version has none."""
+        """Return the URLs in a field of the bucket, or () without the field."""
         return tuple(filter(None, str(self.bucket.get(name, "")).split(",")))
 
 

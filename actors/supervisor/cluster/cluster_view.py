@@ -394,8 +394,6 @@ class ClusterView:
             raise NotFound(E_NOT_FOUND, f"topic {parted.topic!r} has no part {number}")
         broker = self._brokers([message.broker])[0]
         hold = parted.hold(number)
-        if not self.directory.brokers[parted.parts[number]].bucket:
-            raise UsageError(E_UNSUPPORTED, "the broker of this part runs an older version of ZSQ")
         return MoveEntry(id, parted.uuid, number, hold.number, broker)
 
     def removal(self, message: DeleteRequest, id: str) -> RemoveEntry:
