@@ -39,8 +39,9 @@ from ..statistics.broker_view import (
 from ..statistics.channel_rows import backlog
 from ..statistics.dead_letters import letter_count, senders
 from ..statistics.statistics import total_depth, troubles_of_topic
+from ..supervisor.commands.requests import Handlers, answered_by
 from ..supervisor.disk_watch import FREE_BYTES, DiskEvent
-from ..supervisor.extension_point import Answers, SupervisorExtension, SupervisorParts
+from ..supervisor.extension_point import SupervisorExtension, SupervisorParts
 from ..supervisor.topics.topic_group import TopicGroup
 from .backlog import (
     AGE,
@@ -103,8 +104,12 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
             self._parts.singles.start(services()[AlarmService.kind])
             self._anew = True
 
-    def answers(self) -> Answers:
-        return {SilenceAlarmRequest: self.silence, EndSilenceRequest: self.end_silence}
+    def handlers(self) -> Handlers:
+        requests = self._parts.requests
+        return {
+            SilenceAlarmRequest: answered_by(requests, self.silence),
+            EndSilenceRequest: answered_by(requests, self.end_silence),
+        }
 
     def alarms(self) -> AlarmsView:
         return self

@@ -88,13 +88,10 @@ class Singles:
         self.children[number] = child
 
     def start_when_needed(self, kind: str) -> None:
-        """Start a service, unless it runs, is about to be started, or failed too often.
-
-        An extension may be missing. Then its service is, too.
-        """
-        service = services().get(kind)
+        """Start a service, unless it runs, is about to be started, or failed too often."""
+        service = services()[kind]
         is_waiting = any(waiting is service for _, waiting, _ in self._later)
-        if service is None or is_waiting or kind in self.given_up or self.of_kind(kind):
+        if is_waiting or kind in self.given_up or self.of_kind(kind):
             return
         start = service.start(self._site())
         assert start is not None, f"{kind} must start when it is needed"

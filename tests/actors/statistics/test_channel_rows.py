@@ -176,17 +176,6 @@ def test_going_back_is_more_that_came_and_emptying_is_not_less(harness: ChannelH
     assert shown(harness)["message_count"] == 70
 
 
-def test_a_row_of_the_first_release_is_understood() -> None:
-    from zsq.actors.channel.core import ChannelCore
-
-    counters = ChannelCore(1, 0, [], {"message_count": 7, "finish_count": 6}, paused=False).counters
-    assert (counters["delivery_count"], counters["finish_count"], "message_count" in counters) == (
-        7,
-        6,
-        False,
-    )
-
-
 def test_a_timeout_counts_for_the_consumer_that_did_not_answer(harness: ChannelHarness) -> None:
     harness.join(A, 10)
     harness.come(4)

@@ -1,7 +1,7 @@
-"""Schedules of topics: the commands about them, and what the scheduler must know.
+"""Supervision of schedules: the commands about them, and what the scheduler must know.
 
 A schedule is in its topic's row of the registry. The registry is written before a command is
-answered. Then the scheduler (`actors/schedules`) gets all schedules again. It also gets them when
+answered. Then the scheduler (`scheduler.py`) gets all schedules again. It also gets them when
 topics came or went, and when it was started: this module looks after it once a second.
 
 | request | what is checked |
@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final, cast
 
-from ....transport.errors import (
+from ...transport.errors import (
     E_CLOSING,
     E_EXISTS,
     E_LIMIT,
@@ -34,10 +34,10 @@ from ....transport.errors import (
     Refused,
     UsageError,
 )
-from ....transport.names import is_ephemeral
-from ....transport.wire import protocol as p
-from ....transport.wire.admin_codec import options_of
-from ....transport.wire.admin_requests import (
+from ...transport.names import is_ephemeral
+from ...transport.wire import protocol as p
+from ...transport.wire.admin_codec import options_of
+from ...transport.wire.admin_requests import (
     AddScheduleRequest,
     ListSchedulesRequest,
     PauseScheduleRequest,
@@ -47,9 +47,9 @@ from ....transport.wire.admin_requests import (
     ScheduleRequest,
     SetScheduleRequest,
 )
-from ....transport.wire.answers import ScheduleRow, ScheduleState
-from ...runtime.process_table import Child
-from ...settings.schedule_settings import (
+from ...transport.wire.answers import ScheduleRow, ScheduleState
+from ..runtime.process_table import Child
+from ..settings.schedule_settings import (
     SCHEDULES_BYTES_MAX,
     SCHEDULES_MAX,
     Schedule,
@@ -59,9 +59,11 @@ from ...settings.schedule_settings import (
     check_schedule_name,
     from_row,
 )
-from ...statistics.gathering import Details
-from ..topics.registry_format import TopicRow
-from .requests import Handlers, Requests
+from ..statistics.gathering import Details
+from ..supervisor.commands.requests import Handlers
+from ..supervisor.extension_point import SupervisorExtension, SupervisorParts
+from ..supervisor.topics.registry_format import TopicRow
+from .extension import SchedulerService
 
 LIBRARY: Final = "cronsim"
 _NEEDS: Final = (
@@ -80,31 +82,23 @@ _NOTHING_KNOWN: Final[Mapping[str, Any]] = {
 }
 
 
-class Schedules:
-    """The schedules of all topics.
+class ScheduleSupervision(SupervisorExtension):
+    """The schedules of all topics."""
 
-    `start` starts the scheduler, and `running` returns it. `has_failed` returns True if it stays
-    stopped, because it failed too often.
-    """
-
-    def __init__(
-        self,
-        requests: Requests,
-        start: Callable[[], object],
-        running: Callable[[], list[Child]],
-        has_failed: Callable[[], bool],
-    ) -> None:
-        self._requests = requests
-        self._registry = requests.broker.registry
-        self._start = start
-        self._running = running
-        self._has_failed = has_failed
+    def __init__(self, parts: SupervisorParts) -> None:
+        super().__init__(parts)
+        self._requests = parts.requests
+        self._singles = parts.singles
+        self._registry = parts.state.registry
         self._told: tuple[int, tuple[dict[str, Any], ...]] = (0, ())
         self._look_ns = 0
         self._version = -1
         self._is_missing: bool | None = None
 
     # For the scheduler
+
+    def _running(self) -> list[Child]:
+        return self._singles.of_kind(SchedulerService.kind)
 
     def tick(self, now_ns: int) -> None:
         """Tell the scheduler about changes of the registry at once.
@@ -126,7 +120,7 @@ class Schedules:
         )
         children = self._running()
         if rows and not children and not self._lacks_library():
-            self._start()
+            self._singles.start_when_needed(SchedulerService.kind)
         for child in children:
             told = child.spec.key, rows
             if child.state == "up" and self._told != told:
@@ -145,7 +139,7 @@ class Schedules:
             return ""
         if self._lacks_library():
             return f"{count} schedules are not carried out: {_NEEDS}"
-        if self._has_failed():
+        if SchedulerService.kind in self._singles.given_up:
             text = "their process failed too often; see the log, and restart the broker"
             return f"{count} schedules are not carried out: {text}"
         return ""
@@ -153,7 +147,6 @@ class Schedules:
     # Commands
 
     def handlers(self) -> Handlers:
-        """Return the handlers of requests. They raise `ZsqError` if a request is refused."""
         return {
             AddScheduleRequest: self._add,
             SetScheduleRequest: self._set,
@@ -211,7 +204,7 @@ class Schedules:
         self._check_room(schedule, {request.topic: row})
         if self._lacks_library():
             raise UsageError(E_UNSUPPORTED, _NEEDS)
-        from ...schedules.cron import Cron  # needs the library
+        from .cron import Cron  # needs the library
 
         due = Cron(schedule.cron, schedule.timezone).first_after(schedule.since)
         schedules = {**row.schedules, request.name: as_row(schedule)}
