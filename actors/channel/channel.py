@@ -31,7 +31,6 @@ from ..runtime.pulses import ChannelDetails, ChannelPulse
 from ..settings import channel_settings, options
 from ..settings.closing import TO_CONSUMERS
 from ..settings.starts import ChannelStart
-from .ack_policy import ack_policy_class
 from .admission import check_ready, consumer_of
 from .channel_opening import ask_for_row, make_delivery
 from .commit_queue import CommitQueue
@@ -42,6 +41,7 @@ from .feed import Feed
 from .last_consumer import LastConsumer
 from .lease import Departure, Peer, Subscriber
 from .peeks import Peeks
+from .serving_policy import serving_policy_class
 from .skips import Skips
 
 DISCONNECTED: Final = "an operator has disconnected this consumer; subscribe again"
@@ -75,7 +75,7 @@ class ChannelActor(Actor[ChannelStart]):
         self.skips = Skips(self.supply.deferred)
         self._stop_ns = 0
         self.closed: bool = self.given.closed  # closed for consumers
-        self.acks = ack_policy_class()(self.given)
+        self.acks = serving_policy_class()(self.given)
         self._looks_at_acks = False
         self._fetches: dict[int, int] = {}  # request -> offset whose block a redelivery needs
         self._hinted_ns = 0
