@@ -415,9 +415,9 @@ class ChannelActor(Actor[ChannelStart]):
             self.storage.send((), message)
         elif message is not None:
             self.topic.send((), message)
-        asked = set(self._fetches.values())
+        fetched = set(self._fetches.values())
         # Sorted, so that they are delivered in the order of offsets.
-        for offset in sorted(self.supply.wanted - asked):
+        for offset in sorted(self.supply.wanted - fetched):
             if len(self._fetches) >= options.FETCHES_MAX:
                 return
             self._request += 1
@@ -558,7 +558,7 @@ class ChannelActor(Actor[ChannelStart]):
 
         The label of an NSQ client is its name and its address. Its name alone means it, too.
         """
-        labels = {peer: one.label for peer, one in self.core.consumers.items()}
+        labels = {peer: consumer.label for peer, consumer in self.core.consumers.items()}
         named = [peer for peer, label in labels.items() if label == message.consumer]
         if not named:
             parts = {peer: label.rpartition(" ") for peer, label in labels.items()}
@@ -618,7 +618,7 @@ class ChannelActor(Actor[ChannelStart]):
     def _skip(self, order: p.SkipMessages, rows: Sequence[Row]) -> None:
         """Skip messages. `rows` are the deferred rows in the storage that have some of them."""
         ranges = self.core.unfinished(ranges_of(order.offsets), rows, self._head)
-        offsets = [one for first, count in ranges for one in range(first, first + count)]
+        offsets = [offset for first, count in ranges for offset in range(first, first + count)]
         answer = p.Done(order.request, {"offsets": tuple(offsets)})
         if order.preview:
             self.answer_order(answer)

@@ -60,7 +60,7 @@ def latest(due_times: Cron, after_s: int, until_s: int, count_max: int) -> list[
     span_s = _SPAN_S
     while True:
         begin = max(after_s, until_s - span_s)
-        found = list(takewhile(lambda due: due <= until_s, due_times.after(begin)))
-        if begin == after_s or len(found) >= count_max:
-            return found[-count_max:]
+        times = list(takewhile(lambda due: due <= until_s, due_times.after(begin)))
+        if begin == after_s or len(times) >= count_max:
+            return times[-count_max:]
         span_s *= 8

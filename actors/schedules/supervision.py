@@ -122,10 +122,10 @@ class ScheduleSupervision(SupervisorExtension):
         if rows and not children and not self._lacks_library():
             self._singles.start_when_needed(SchedulerService.kind)
         for child in children:
-            told = child.spec.key, rows
-            if child.state == "up" and self._told != told:
+            latest = child.spec.key, rows
+            if child.state == "up" and self._told != latest:
                 self._requests.broker.processes.send(child, p.Schedules(rows))
-                self._told = told
+                self._told = latest
 
     def _lacks_library(self) -> bool:
         if self._is_missing is None:
@@ -241,21 +241,25 @@ class ScheduleSupervision(SupervisorExtension):
             self._registry.schedule(request.topic, schedules)
         self._requests.done(request.request, {})
 
-    def _check_room(self, one: Schedule, changed: Mapping[str, TopicRow]) -> None:
+    def _check_room(self, schedule: Schedule, changed: Mapping[str, TopicRow]) -> None:
         """Check the limits. `changed` are rows that count instead of those of the registry."""
         size_max = self._requests.broker.options.message_bytes_max
-        if len(one.body) > size_max:
-            text = f"the body of {len(one.body)} bytes is over this broker's limit of a message"
+        if len(schedule.body) > size_max:
+            text = (
+                f"the body of {len(schedule.body)} bytes is over this broker's limit of a message"
+            )
             raise UsageError(E_TOO_BIG, f"{text}, {size_max} bytes (zsq serve --max-msg-size)")
-        there = [
-            found
+        others = [
+            other
             for row in {**self._registry.topics, **changed}.values()
-            for found in row.schedules.values()
+            for other in row.schedules.values()
         ]
-        if len(there) >= SCHEDULES_MAX:
+        if len(others) >= SCHEDULES_MAX:
             text = f"the broker has {SCHEDULES_MAX} schedules, which is the limit; remove some"
             raise Refused(E_LIMIT, text)
-        size = len(one.body) + sum(len(str(found.get("body", ""))) * 3 // 4 for found in there)
+        size = len(schedule.body) + sum(
+            len(str(other.get("body", ""))) * 3 // 4 for other in others
+        )
         if size > SCHEDULES_BYTES_MAX:
             text = f"the bodies of all schedules have {size:,} bytes with this one; the limit is"
             raise Refused(E_LIMIT, f"{text} {SCHEDULES_BYTES_MAX:,} bytes; remove some")
@@ -269,9 +273,9 @@ class ScheduleSupervision(SupervisorExtension):
 
     def _answer(self, request: int, complete: bool, details: Details) -> None:
         reports: dict[tuple[str, str], ScheduleState] = {}
-        for found in details.values():
-            for one in cast("tuple[ScheduleState, ...]", found.get("schedules", ())):
-                reports[one["topic"], one["name"]] = one
+        for report in details.values():
+            for state in cast("tuple[ScheduleState, ...]", report.get("schedules", ())):
+                reports[state["topic"], state["name"]] = state
         self._requests.done(request, {"schedules": tuple(self._rows(reports))})
 
     def _rows(self, reports: Mapping[tuple[str, str], ScheduleState]) -> Iterator[ScheduleRow]:

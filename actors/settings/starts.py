@@ -78,8 +78,8 @@ class TopicStart(ActorStart):
     message_bytes: int = 0
 
     def endpoints(self) -> tuple[str, ...]:
-        own = self.storage
-        return self.front, own.front, own.reader, own.stage, own.push
+        storage = self.storage
+        return self.front, storage.front, storage.reader, storage.stage, storage.push
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

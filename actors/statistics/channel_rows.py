@@ -53,8 +53,8 @@ def channel_rows(
     for name, channel in group.channels.items():
         child = channel.child
         stats = channel_pulse(group, name)
-        asked = details.get(child.spec.key, {}) if child is not None and details else {}
-        row = _row(name, stats, asked, waiting(group, name, end), end, coming, coming_recent(topic))
+        reply = details.get(child.spec.key, {}) if child is not None and details else {}
+        row = _row(name, stats, reply, waiting(group, name, end), end, coming, coming_recent(topic))
         row["oldest_message_age_s"] = age_s(
             row["depth"] + held(stats), oldest.get(name, 0), wall_ns
         )

@@ -25,7 +25,7 @@ def senders(groups: Mapping[str, TopicProcesses]) -> dict[str, list[ChannelOptio
 
     A topic whose channels were deleted has no senders, but is still a dead-letter topic.
     """
-    found: dict[str, list[ChannelOptions]] = {
+    settings_by_topic: dict[str, list[ChannelOptions]] = {
         name: [] for name, group in groups.items() if group.row.dead_letters_of
     }
     for topic, group in groups.items():
@@ -33,9 +33,9 @@ def senders(groups: Mapping[str, TopicProcesses]) -> dict[str, list[ChannelOptio
             settings = channel_pulse(group, channel).get("settings", _NO_SETTINGS)
             chosen = settings.get("dead_letter_topic")
             name = chosen or default_dead_letter_topic(topic, channel)
-            if name in found or (chosen and name in groups):
-                found.setdefault(name, []).append(settings)
-    return found
+            if name in settings_by_topic or (chosen and name in groups):
+                settings_by_topic.setdefault(name, []).append(settings)
+    return settings_by_topic
 
 
 def letter_count(group: TopicProcesses) -> int | None:

@@ -88,23 +88,23 @@ class Overview:
         """Return an overview. `since` is the version that the client has."""
         since = request.since
         self._refresh(time.monotonic_ns())
-        whole = not self._whole <= since <= self._version
+        is_whole = not self._whole <= since <= self._version
         topics: dict[str, tuple[Row, dict[str, Row]]] = {}
         for name, known in self._topics.items():
             channels = {
                 channel: known_channel.row
                 for channel, known_channel in self._channels[name].items()
-                if whole or known_channel.version > since
+                if is_whole or known_channel.version > since
             }
-            if whole or channels or known.version > since:
-                topics[name] = (known.row if whole or known.version > since else (), channels)
+            if is_whole or channels or known.version > since:
+                topics[name] = (known.row if is_whole or known.version > since else (), channels)
         overview: answers.OverviewAnswer = {
             "version": self._version,
-            "whole": whole,
+            "whole": is_whole,
             "topics": topics,
             "broker": self._broker(),
         }
-        if whole:
+        if is_whole:
             overview["topic_fields"], overview["channel_fields"] = TOPIC_FIELDS, CHANNEL_FIELDS
         if request.processes:
             # The rows have no memory sizes. To read the sizes of a thousand processes would take as
@@ -280,7 +280,7 @@ def _channel_row(group: TopicProcesses, name: str, health: str, counted_to: int)
             for names in _COUNTED.values()
         ],
         coming,
-        round(sum(rates.get(one, 0.0) for one in ENDS), 3),
+        round(sum(rates.get(end_name, 0.0) for end_name in ENDS), 3),
         _known_or(
             drain_s(
                 waits + get("in_flight_count", 0), get("rates_recent", rates), coming_recent(topic)
@@ -313,7 +313,7 @@ def _topic_row(
     topic, storage = topic_pulse(group), storage_pulse(group)
     rates = topic.get("rates", _NOTHING)
     waiting = behind_pause(group) if group.channels else waiting_count(group)
-    rows = [one.row for one in channels.values()]
+    rows = [known.row for known in channels.values()]
     delayed = storage.get("delayed_count", 0)
     backlog = max([row[_DEPTH] + sum(row[_HELD]) for row in rows], default=0)
     by_name: Mapping[str, Any] = storage

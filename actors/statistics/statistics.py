@@ -184,7 +184,7 @@ def troubles_of_topic(group: TopicProcesses, disk: DiskView) -> list[str]:
         text for text in (storage.get("state_alarm"), storage.get("delayed_alarm")) if text
     ]
     full = _disk_full(group)
-    if full and not any(full in one for one in troubles):
+    if full and not any(full in trouble for trouble in troubles):
         troubles.append(_refused_text(group, disk, full))
     if storage.get("topic_full"):
         troubles.append(f"publishes are refused: {storage['topic_full']}")
@@ -262,7 +262,9 @@ def _topic(
             unfinished(group) or waiting, storage.get("oldest_ns", {}).get("", 0), wall_ns
         ),
         "e2e_processing_latency": merged(
-            one["latency_bins"] for one in of_channels if "latency_bins" in one
+            channel_details["latency_bins"]
+            for channel_details in of_channels
+            if "latency_bins" in channel_details
         ),
         "paused": topic.get("paused", False),
         "asleep": group.state is GroupState.ASLEEP,
@@ -416,11 +418,11 @@ def section_rows(view: BrokerView) -> dict[str, Mapping[str, Any]]:
 def _gateway(child: Child) -> GatewayStats:
     """Return the row of an NSQ gateway; values are 0 before its first report."""
     counted = defaults("gateway")
-    found = {name: child.stats.get(name, 0) for name in counted} | {
+    stats = {name: child.stats.get(name, 0) for name in counted} | {
         "name": child.spec.title,
         "kind": child.spec.kind,
     }
-    return cast("GatewayStats", found)
+    return cast("GatewayStats", stats)
 
 
 _RowT = TypeVar("_RowT", ConsumerStats, ProducerStats, PublisherStats)

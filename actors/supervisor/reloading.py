@@ -143,12 +143,12 @@ class Reloading:
         root = logging.getLogger()
         # Use the lower of both levels, so that the log contains the next lines.
         root.setLevel(min(root.level, logging.getLevelName(now.log_level.upper())))
-        what = (
+        changes = (
             f"{', '.join(fresh.changed)} changed"
             if fresh.changed
             else "no option changed; access file and certificates are read again"
         )
-        log.info("configuration reloaded: %s", what)
+        log.info("configuration reloaded: %s", changes)
         for name in (*kept, *fresh.restart):
             log.warning("%s keeps its old value until the broker is restarted", name)
         self._apply(before)
@@ -216,7 +216,7 @@ class Reloading:
 
     def _tell_in_force(self) -> None:
         """Write to the log, once for each reload, that no gateway uses the old rules any more."""
-        late = any(is_door(one.child.spec.kind) for one in self._owing.values())
+        late = any(is_door(owing.child.spec.kind) for owing in self._owing.values())
         if self._in_force < self._number and not late and not self._killed:
             self._in_force = self._number
             log.info("the new settings are in force at all gateways")
@@ -228,14 +228,14 @@ class Reloading:
         """
         limit = time.monotonic_ns() - int(options.RELOAD_HEALTH_S * 1e9)
         late = [
-            one.child.spec.title
-            for one in self._owing.values()
-            if is_door(one.child.spec.kind) and one.since_ns < limit
+            owing.child.spec.title
+            for owing in self._owing.values()
+            if is_door(owing.child.spec.kind) and owing.since_ns < limit
         ]
-        found = sorted({*late, *(child.spec.title for child in self._killed.values())})
+        titles = sorted({*late, *(child.spec.title for child in self._killed.values())})
         return (
-            f"{', '.join(found)}: the new settings (access file, certificates) are not in force yet"
-            if found
+            f"{', '.join(titles)}: the new settings (access file, certificates) are not in force yet"
+            if titles
             else ""
         )
 

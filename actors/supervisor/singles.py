@@ -185,8 +185,8 @@ class Singles:
 
     def tick(self, now_ns: int) -> None:
         """Start the processes for which no file descriptor was free before."""
-        due = [one for one in self._later if one[0] <= now_ns]
-        self._later = [one for one in self._later if one[0] > now_ns]
+        due = [waiting for waiting in self._later if waiting[0] <= now_ns]
+        self._later = [waiting for waiting in self._later if waiting[0] > now_ns]
         for _, service, start in due if not self._broker.stopping else ():
             self._start_or_later(service, start)
 

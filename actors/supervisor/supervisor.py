@@ -161,7 +161,7 @@ class Supervisor:
 
     def _alarms(self) -> AlarmsView:
         alarms = (extension.alarms() for extension in self.extensions)
-        return next((one for one in alarms if one is not None), AlarmsView())
+        return next((view for view in alarms if view is not None), AlarmsView())
 
     def _reloaded(self) -> None:
         for extension in self.extensions:
@@ -498,17 +498,17 @@ class Supervisor:
         socket a second time. All messages that were acknowledged are on disk. A service manager, or
         zsqd, starts the broker again with a new run directory.
         """
-        there = self._inode()
+        inode = self._inode()
         if (
             self._socket_inode
-            and there not in (self._socket_inode, None)
+            and inode not in (self._socket_inode, None)
             and not self.state.stopping
         ):
-            what = "was removed" if not there else "was replaced"
+            event = "was removed" if not inode else "was replaced"
             self.stop(
                 1,
                 (
-                    f"the socket {self.run_dir}/supervisor {what}, so clients cannot connect: this "
+                    f"the socket {self.run_dir}/supervisor {event}, so clients cannot connect: this "
                     "broker stops; start it again"
                 ),
             )

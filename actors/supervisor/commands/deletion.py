@@ -111,17 +111,17 @@ class _Deletion:
 
         `end` is the end of a sealed topic.
         """
-        what = named(self.message)
+        subject = named(self.message)
         if not complete:  # E_CLOSING and not E_TIMEOUT: the broker answers, and nothing was done
             text = (
-                f"not all processes of {what} reported their unfinished messages in time; try "
+                f"not all processes of {subject} reported their unfinished messages in time; try "
                 "again, or delete with force"
             )
             return Refused(E_CLOSING, text)
         left = unfinished(self.group, self.message.channel, end)
         if left is None:
             text = (
-                f"a process of {what} is not running, so its unfinished messages are not known; "
+                f"a process of {subject} is not running, so its unfinished messages are not known; "
                 "try again, or delete with force"
             )
             return Refused(E_CLOSING, text)
@@ -134,7 +134,7 @@ class _Deletion:
             else "drain it"
         )
         text = (
-            f"{what} has {left} messages that are not finished; {drain}, or delete it with "
+            f"{subject} has {left} messages that are not finished; {drain}, or delete it with "
             "force and lose them"
         )
         return Refused(E_NOT_EMPTY, text)
@@ -220,9 +220,9 @@ class _Deletion:
                 self._remove_channel()
 
         group = self.group
-        asked: list[Child | None] = [group.topic, group.child(self.message.channel)]
+        children: list[Child | None] = [group.topic, group.child(self.message.channel)]
         self.requests.gatherings.gather(
-            [child for child in asked if child is not None and child.state == "up"], decide
+            [child for child in children if child is not None and child.state == "up"], decide
         )
 
     def _remove_channel(self) -> None:
@@ -231,11 +231,11 @@ class _Deletion:
             or self.group.state is not GroupState.UP
             or self.message.channel not in self.group.channels
         ):
-            what = (
+            text = (
                 f"topic {self.group.name!r} is being started again, or channel "
                 f"{self.message.channel!r} is being deleted already"
             )
-            self._fail(Refused(E_CLOSING, f"{what}; try again in a moment"))
+            self._fail(Refused(E_CLOSING, f"{text}; try again in a moment"))
             return
 
         remove_channel(

@@ -164,27 +164,27 @@ def cancel_delayed(
     left = 0
 
     def send(make: Callable[[int], p.Order[p.Done]], done: Callable[[p.Done], None]) -> None:
-        def answered(found: p.Done | None, error: ZsqError | None) -> None:
-            if found is None:
+        def answered(done_order: p.Done | None, error: ZsqError | None) -> None:
+            if done_order is None:
                 then(error)
             else:
-                done(found)
+                done(done_order)
 
         if group.topic is None:
             then(starting(message))
         else:
             requests.orders.send(group.topic, make, answered)
 
-    def counted(found: p.Done) -> None:
+    def counted(answer: p.Done) -> None:
         nonlocal left
-        left = _count(found, "messages")
+        left = _count(answer, "messages")
         go_on()
 
-    def cancelled(found: p.Done) -> None:
+    def cancelled(answer: p.Done) -> None:
         nonlocal left
-        number = _count(found, "cancelled")
+        number = _count(answer, "cancelled")
         left -= number
-        if number and found.data.get("more"):
+        if number and answer.data.get("more"):
             go_on()
         else:
             then(None)

@@ -84,14 +84,16 @@ _STOPPED: Final = (
 )
 
 
-def retention_in_memory(own: Mapping[str, Any], bytes_max: int) -> Retention:
+def retention_in_memory(settings: Mapping[str, Any], bytes_max: int) -> Retention:
     """Return the retention of a topic in memory.
 
     Raises `UsageError` (E_BAD_ARGUMENT) if a limit exceeds the bound.
     """
-    found = resolve({"keep_bytes": 0, "max_bytes": bytes_max, "when_full": "drop-oldest"}, own)
+    retention = resolve(
+        {"keep_bytes": 0, "max_bytes": bytes_max, "when_full": "drop-oldest"}, settings
+    )
     for name in ("keep_bytes", "max_bytes"):
-        value = getattr(found, name)
+        value = getattr(retention, name)
         if value == NONE or value > bytes_max:
             shown = "no bound" if value == NONE else f"{value} bytes"
             limit = f"{bytes_max} ({bytes_max // _MIB} MiB)"
@@ -102,7 +104,7 @@ def retention_in_memory(own: Mapping[str, Any], bytes_max: int) -> Retention:
                     "disk for more"
                 ),
             )
-    return found
+    return retention
 
 
 TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
@@ -284,14 +286,14 @@ class TopicGroup(TopicProcesses):
             )
             return Retention(keep_bytes=-1)
 
-    def resolved(self, own: Mapping[str, Any]) -> Retention:
+    def resolved(self, settings: Mapping[str, Any]) -> Retention:
         """Return the retention that results from these settings of the topic.
 
         Raises `UsageError` if they are invalid.
         """
         if self.row.in_memory:
-            return retention_in_memory(own, self._registry.memory.bytes_max())
-        return resolve(self._options().retention, own)
+            return retention_in_memory(settings, self._registry.memory.bytes_max())
+        return resolve(self._options().retention, settings)
 
     def children(self) -> list[Child]:
         """Return the processes that have not ended."""
@@ -338,8 +340,8 @@ class TopicGroup(TopicProcesses):
             _note_end(self, self.topic)
         self._forget_ephemeral()
         numbers = [self._processes.new_key() for _ in range(5)]
-        given = self._options()
-        archived = bool(given.bucket) and not self.row.in_memory
+        serve_options = self._options()
+        archived = bool(serve_options.bucket) and not self.row.in_memory
         storage = StorageStart(
             name=self.name,
             uuid=self.row.uuid,
@@ -349,19 +351,19 @@ class TopicGroup(TopicProcesses):
             create=self.row.state == "new",
             in_memory=self.row.in_memory,
             retention=self.retention(),
-            chunk_bytes=given.chunk_bytes,
-            message_bytes_max=given.message_bytes_max,
+            chunk_bytes=serve_options.chunk_bytes,
+            message_bytes_max=serve_options.message_bytes_max,
             front=self._processes.endpoint(numbers[1]),
             reader=self._processes.endpoint(numbers[2]),
             stage=self._processes.endpoint(numbers[3]),
             push=self._processes.endpoint(numbers[4]),
-            stage_timeout_s=given.stage_timeout_s,
+            stage_timeout_s=serve_options.stage_timeout_s,
             closed=to_publishers(self.row.closed),
             scan=self._processes.scan_endpoint,
             archive=self._processes.archive_endpoint if archived else "",
-            bucket=given.bucket if archived else "",
-            cache_bytes=given.bucket_cache_bytes if archived else 0,
-            ship_lag_s=given.bucket_lag_s if archived else 0.0,
+            bucket=serve_options.bucket if archived else "",
+            cache_bytes=serve_options.bucket_cache_bytes if archived else 0,
+            ship_lag_s=serve_options.bucket_lag_s if archived else 0.0,
             woken=woken,
             failed=self.cause is not None,
             refused_count=stored.get("refused_count", 0) if woken else 0,
@@ -459,7 +461,7 @@ class TopicGroup(TopicProcesses):
         of_topic = self.topic.spec.start
         assert isinstance(of_topic, TopicStart)
         number = self._processes.new_key()
-        given = self._options()
+        serve_options = self._options()
         start = ChannelStart(
             channel=channel,
             topic_name=self.name,
@@ -468,7 +470,7 @@ class TopicGroup(TopicProcesses):
             topic=of_topic.front,
             storage=of_topic.storage.front,
             scan=self._processes.scan_endpoint,
-            replaceable=bool(given.bucket and given.bucket_lag_s),
+            replaceable=bool(serve_options.bucket and serve_options.bucket_lag_s),
             made_with=new_settings or {},
             closed=to_consumers(self.row.closed),
         )
@@ -528,13 +530,13 @@ class TopicGroup(TopicProcesses):
 
     def _tell(self, channel: str | None, error: ZsqError | None) -> None:
         """Answer the requests that wait for this channel ("" for the topic, None for all)."""
-        told = [then for name, then in self._waiting if channel is None or name == channel]
+        waiting = [then for name, then in self._waiting if channel is None or name == channel]
         self._waiting = (
             []
             if channel is None
             else [(name, then) for name, then in self._waiting if name != channel]
         )
-        for then in told:
+        for then in waiting:
             then(error)
 
     # Stop
@@ -600,7 +602,7 @@ class TopicGroup(TopicProcesses):
 
     def _look_for_restarts(self) -> None:
         now = time.monotonic_ns()
-        found = [
+        texts = [
             f"{whose} process was started again {options.UNSTEADY_RESTARTS} times or more within "
             f"{options.UNSTEADY_S / 60:g} minutes; the log says why"
             for whose, restarts in (
@@ -609,8 +611,8 @@ class TopicGroup(TopicProcesses):
             )
             if restarts.is_unsteady(now)
         ]
-        if [*self.unsteady] != found:
-            self.unsteady = tuple(found)
+        if [*self.unsteady] != texts:
+            self.unsteady = tuple(texts)
 
     def tick(self) -> None:
         self._start_next()
@@ -767,8 +769,8 @@ class TopicGroup(TopicProcesses):
             self._waiting += [(channel, then) for then, _ in returning]
             returning.clear()
         self._tell_stopped()
-        told, self._stopped = self._stopped, []
-        for then in told:
+        callbacks, self._stopped = self._stopped, []
+        for then in callbacks:
             then()
 
     def _tell_stopped(self) -> None:
@@ -888,15 +890,15 @@ class TopicGroup(TopicProcesses):
         nothing = cast("Any", None)  # only its last pulse is used
         return Child(spec, 0, nothing, nothing, "ended", stats=at_rest(stats), owner=self)
 
-    def differs(self, channel: str, asked: Mapping[str, Any]) -> ZsqError | None:
+    def differs(self, channel: str, settings: Mapping[str, Any]) -> ZsqError | None:
         """Return an error if the settings of the channel differ from those that a request expects.
 
         The channel must be up.
         """
         child = self.child(channel)
         try:
-            if child is not None and channel and asked:
-                check_same(child.data.get("settings", {}), asked, self.name, channel)
+            if child is not None and channel and settings:
+                check_same(child.data.get("settings", {}), settings, self.name, channel)
         except ZsqError as error:
             return error
         return None
@@ -933,10 +935,10 @@ class TopicGroup(TopicProcesses):
         child = self.child(channel) if channel else None
         of_topic = self.topic.spec.start
         assert isinstance(of_topic, TopicStart)
-        told: dict[str, Any] = {}
+        reply: dict[str, Any] = {}
         if child is not None and with_settings:
-            told["settings"] = channel_settings.resolve(child.data.get("settings", {})).as_dict()
-        return told | {
+            reply["settings"] = channel_settings.resolve(child.data.get("settings", {})).as_dict()
+        return reply | {
             "topic": of_topic.front,
             "reader": of_topic.storage.reader,
             "stage": of_topic.storage.stage,
