@@ -11,8 +11,8 @@ import pkgutil
 
 from ..channel.serving_policy import serving_policy_class
 from ..runtime import process_table as _process_table  # noqa: F401
+from ..runtime.services import preloaded
 from ..storage.extension_point import extension_class
-from .actor_table import preloaded
 
 for _actor in preloaded():
     pkgutil.resolve_name(_actor)

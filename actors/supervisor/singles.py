@@ -18,7 +18,7 @@ from typing import Final
 
 from ...transport.errors import E_CLOSING, Refused, ZsqError
 from ...transport.wire import protocol as p
-from ..runtime.child import ChildSpec, OutOfFiles, RestartIntensity
+from ..runtime.child import ChildSpec, RestartIntensity
 from ..runtime.process_table import Child
 from ..runtime.service import Service, Site
 from ..runtime.services import services
@@ -95,11 +95,7 @@ class Singles:
             return
         start = service.start(self._site())
         assert start is not None, f"{kind} must start when it is needed"
-        try:
-            self._start(service, start)
-        except ZsqError as error:
-            log.error("%s; trying again every %g s", error.text, options.FILES_RETRY_S_MAX)
-            self._start_later(service, start)
+        self._start_or_later(service, start)
 
     def of_kind(self, kind: str) -> list[Child]:
         return [child for child in self.children.values() if child.spec.kind == kind]
@@ -174,7 +170,7 @@ class Singles:
     def _start_or_later(self, service: Service, start: ActorStart) -> None:
         try:
             self._start(service, start)
-        except OutOfFiles as error:
+        except ZsqError as error:
             log.error("%s; trying again every %g s", error.text, options.FILES_RETRY_S_MAX)
             self._start_later(service, start)
 

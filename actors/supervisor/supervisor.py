@@ -38,7 +38,7 @@ from ..runtime.port import Mail, Port
 from ..runtime.process import Trimming, has_terminal
 from ..runtime.process_table import Child, ProcessTable
 from ..runtime.processes import Processes
-from ..runtime.services import services
+from ..runtime.services import actor_classes, services
 from ..security import audit
 from ..security.audit import AuditLog
 from ..settings import options
@@ -46,7 +46,6 @@ from ..settings.options import ServeOptions
 from ..statistics.broker_view import AlarmsView, BrokerView
 from ..statistics.channel_rows import visible_end
 from . import run_directory as rundir
-from .actor_table import actor_classes
 from .commands import deletion
 from .commands.management import Commands
 from .commands.requests import Handler, Orders, Requests, answered_by

@@ -22,7 +22,7 @@ from zsq.actors.statistics.broker_view import (
 from zsq.actors.supervisor.commands import deletion
 from zsq.actors.supervisor.commands.requests import Requests
 from zsq.actors.supervisor.topics.registry_format import TopicRow
-from zsq.actors.supervisor.topics.topic_group import GroupEvents, TopicGroup
+from zsq.actors.supervisor.topics.topic_group import TopicGroup
 from zsq.transport.errors import ZsqError
 from zsq.transport.settings import NewChannelSettings
 from zsq.transport.wire import protocol as p
@@ -107,18 +107,17 @@ class Broker:
             settle=lambda request, error, data=None: None,
             answering=lambda request: Requests.answering(self.requests, request),
         )
-        self.group = TopicGroup(
-            topic, TopicRow(1, "0" * 32, "always", 0), cast("Any", self.registry), cast("Any", self), lambda: cast("Any", self.options),
-            GroupEvents(
-                lambda: None, lambda: None,
-                lambda group, channel: deletion.remove_channel(self.requests, group, channel, lambda error: None, lost=True),
-                lambda group: deletion.end_if_over(self.requests, group),
-            ),
-        )  # fmt: skip
+        self.group = TopicGroup(topic, TopicRow(1, "0" * 32, "always", 0), cast("Any", self))
         self.groups = {topic: self.group}
         self.group.state = GroupState.UP
         self.group.topic = self.child("topic", TOPIC)
         self.answers: list[ZsqError | None] = []
+
+    def channel_died(self, group: TopicGroup, channel: str) -> None:
+        deletion.remove_channel(self.requests, group, channel, lambda error: None, lost=True)
+
+    def unused(self, group: TopicGroup) -> None:
+        deletion.end_if_over(self.requests, group)
 
     def remove_group(self, name: str) -> None:
         self.groups.pop(name, None)

@@ -29,7 +29,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from ....storage.retention import resolve
@@ -211,14 +211,24 @@ REFUSED: Final = frozenset({E_LIMIT, E_INTERNAL, E_DISK_FULL, E_BAD_ARGUMENT})
 Then = Callable[[ZsqError | None], None]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupEvents:
-    """The callbacks by which a group reports changes of its topic."""
+class GroupSite:
+    """The parts of the broker that all its topic groups use. A reload changes `options`.
 
-    channels_changed: Callable[[], None]  # the set of processes that are scanned has changed
-    names_changed: Callable[[], None]  # the set of channel names has changed
-    channel_died: Callable[[TopicGroup, str], None]  # an ephemeral channel must be deleted
-    unused: Callable[[TopicGroup], None]  # an ephemeral topic that has had no channel for a while
+    `channel_died` deletes an ephemeral channel whose process ended. `unused` deletes an ephemeral
+    topic that has had no channel for a while.
+    """
+
+    def __init__(
+        self, serve_options: ServeOptions, registry: Registry, processes: Processes,
+        channel_died: Callable[[TopicGroup, str], None], unused: Callable[[TopicGroup], None],
+    ) -> None:  # fmt: skip
+        self.options = serve_options
+        self.registry = registry
+        self.processes = processes
+        self.channel_died = channel_died
+        self.unused = unused
+        self.channels_changed = False  # the set of processes that are scanned has changed
+        self.names_changed = False  # the set of names of topics and channels has changed
 
 
 def _note_end(process: ChannelProcess | TopicProcesses, child: Child) -> None:
@@ -228,21 +238,14 @@ def _note_end(process: ChannelProcess | TopicProcesses, child: Child) -> None:
 
 
 class TopicGroup(TopicProcesses):
-    """All processes of one topic, with their state as one unit.
+    """All processes of one topic, with their state as one unit."""
 
-    `serve_options` returns the current options, which a reload changes.
-    """
-
-    def __init__(
-        self, name: str, row: TopicRow, registry: Registry, processes: Processes, serve_options: Callable[[], ServeOptions],
-        events: GroupEvents,
-    ) -> None:  # fmt: skip
+    def __init__(self, name: str, row: TopicRow, site: GroupSite) -> None:
         super().__init__(name, row)
         self.row: TopicRow = row
-        self._registry = registry
-        self._processes = processes
-        self._options = serve_options
-        self._events = events
+        self._site = site
+        self._registry = site.registry
+        self._processes = site.processes
         self._starts = StartQueue(options.STARTS_MAX)
         # An ephemeral channel whose process died is made again, and its restarts still count.
         self._channel_restarts: dict[str, RestartIntensity] = {}
@@ -293,7 +296,7 @@ class TopicGroup(TopicProcesses):
         """
         if self.row.in_memory:
             return retention_in_memory(settings, self._registry.memory.bytes_max())
-        return resolve(self._options().retention, settings)
+        return resolve(self._site.options.retention, settings)
 
     def children(self) -> list[Child]:
         """Return the processes that have not ended."""
@@ -340,7 +343,7 @@ class TopicGroup(TopicProcesses):
             _note_end(self, self.topic)
         self._forget_ephemeral()
         numbers = [self._processes.new_key() for _ in range(5)]
-        serve_options = self._options()
+        serve_options = self._site.options
         archived = bool(serve_options.bucket) and not self.row.in_memory
         storage = StorageStart(
             name=self.name,
@@ -408,10 +411,10 @@ class TopicGroup(TopicProcesses):
                     )
             for name in child.data["channels"]:
                 self.channels.setdefault(name, ChannelProcess())
-            self._events.names_changed()
+            self._site.names_changed = True
             self._tries = 0
             self._short_ns = 0
-            self._events.channels_changed()  # the topic may be scanned now
+            self._site.channels_changed = True  # the topic may be scanned now
             waited_for = {name for name, _ in self._waiting}
             for name in self.channels:
                 self._starts.add(name, first=name in waited_for)
@@ -422,7 +425,7 @@ class TopicGroup(TopicProcesses):
             if not is_ephemeral(name):
                 channel.new_settings = None  # the settings are in its row now
             self._tell(name, None)
-            self._events.channels_changed()
+            self._site.channels_changed = True
 
     def _start_next(self) -> None:
         """Start waiting channels as far as the limits allow.
@@ -453,7 +456,7 @@ class TopicGroup(TopicProcesses):
     def _drop_new(self, channel: str, error: ZsqError) -> None:
         """Give up a new channel and report the error to the requests for it."""
         del self.channels[channel]
-        self._events.names_changed()
+        self._site.names_changed = True
         self._tell(channel, error)
 
     def _start_channel(self, channel: str, new_settings: NewChannelSettings | None) -> Child:
@@ -461,7 +464,7 @@ class TopicGroup(TopicProcesses):
         of_topic = self.topic.spec.start
         assert isinstance(of_topic, TopicStart)
         number = self._processes.new_key()
-        serve_options = self._options()
+        serve_options = self._site.options
         start = ChannelStart(
             channel=channel,
             topic_name=self.name,
@@ -508,7 +511,7 @@ class TopicGroup(TopicProcesses):
                 return
             new_settings = cast("NewChannelSettings", dict(settings or {}))
             self.channels[channel] = ChannelProcess(new_settings=new_settings)
-            self._events.names_changed()
+            self._site.names_changed = True
         child = self.child(channel)
         if self.state is GroupState.UP and child is not None and child.state == "up":
             then(None)
@@ -548,16 +551,16 @@ class TopicGroup(TopicProcesses):
         """
         channel = channel_of(child.spec.start)
         if child is self.topic:
-            self._events.channels_changed()
+            self._site.channels_changed = True
         if self.state is GroupState.DOZING and not (child is self.topic and child.failure):
-            self._events.channels_changed()
+            self._site.channels_changed = True
             self._doze_next()
             return
         if channel and self.child(channel) is child:
             self._starts.done(channel)
             _note_end(self.channels[channel], child)
             self.channels[channel].child = None
-            self._events.channels_changed()
+            self._site.channels_changed = True
             if self.state is GroupState.UP and not self._not_made(channel, child.failure):
                 if (
                     child.failure is not None
@@ -631,7 +634,7 @@ class TopicGroup(TopicProcesses):
             self.start()
         if self._over_ns and time.monotonic_ns() >= self._over_ns and self.state is GroupState.UP:
             self._over_ns = 0
-            self._events.unused(self)
+            self._site.unused(self)
 
     def _not_made(self, channel: str, failure: Failure | None) -> bool:
         """Drop a new channel that storage refuses to make, and report why.
@@ -661,7 +664,7 @@ class TopicGroup(TopicProcesses):
         if restarts.may_restart(now):
             if is_ephemeral(channel):
                 self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
-                self._events.channel_died(self, channel)  # the next request makes a new one
+                self._site.channel_died(self, channel)  # the next request makes a new one
             else:
                 self._starts.add(channel, first=self._is_wanted(channel))
             return
@@ -814,7 +817,7 @@ class TopicGroup(TopicProcesses):
         if self.state is not GroupState.UP or now - self._looked_ns < _LOOK_NS:
             return
         self._looked_ns = now
-        after_ns = int(self._options().sleep_after_s * 1e9)
+        after_ns = int(self._site.options.sleep_after_s * 1e9)
         if not after_ns or now - self._asked_ns < after_ns or not self._is_quiet(now):
             return
         # Pulses of processes that have ended do not count here.
@@ -883,7 +886,7 @@ class TopicGroup(TopicProcesses):
         asleep_ns = sleep_ns(storage, self.retention(), random.random())
         self._wake_ns = time.monotonic_ns() + asleep_ns
         self._count_asleep(1 + len(self.channels))
-        self._events.names_changed()
+        self._site.names_changed = True
 
     def _ended(self, kind: str, title: str, stats: Mapping[str, Any]) -> Child:
         spec = ChildSpec(self._processes.new_key(), kind, title)
@@ -923,8 +926,8 @@ class TopicGroup(TopicProcesses):
         self._starts.done(channel)
         self.channels.pop(channel, None)
         self._tell(channel, ZsqError(E_CLOSING, f"channel {channel!r} was deleted"))
-        self._events.channels_changed()
-        self._events.names_changed()
+        self._site.channels_changed = True
+        self._site.names_changed = True
 
     def endpoints(self, channel: str, *, with_settings: bool = False) -> dict[str, Any]:
         """Return the data of a Lookup reply.
@@ -946,5 +949,5 @@ class TopicGroup(TopicProcesses):
             "channel": child.spec.start.front if child is not None else "",
             "uuid": self.row.uuid,
             "node": self._registry.node,
-            "message_bytes": self._options().message_bytes_max,
+            "message_bytes": self._site.options.message_bytes_max,
         }
