@@ -10,13 +10,11 @@ from .extension import SchedulerService
 
 _BOOK: Final = "schedules/book.py"
 
-STATISTICS: Final = ExtensionStatistics(
-    (
-        _S("broker", "schedules", "row", "schedules/statistics.py", "the schedules of all topics; left out without one", default={}),
-        _S("schedules", "count", "schedules", _BOOK, "schedules of all topics", metric="zsq_schedules"),
-        _S("schedules", "failing", "schedules", _BOOK, "schedules that cannot publish now", metric="zsq_schedules_failing"),
-        _S("schedules", "published_count", "messages", _BOOK, "messages that schedules have published", metric="zsq_schedule_messages_total"),
-        _S("schedules", "missed_count", "due times", _BOOK, "due times that were missed and left out", metric="zsq_schedule_missed_total"),
-    ),
-    (Section("schedules", SchedulerService.kind),),
+_ROWS: Final = (
+    _S("broker", "schedules", "row", "schedules/statistics.py", "the schedules of all topics; left out without one", default={}),
+    _S("schedules", "count", "schedules", _BOOK, "schedules of all topics", metric="zsq_schedules"),
+    _S("schedules", "failing", "schedules", _BOOK, "schedules that cannot publish now", metric="zsq_schedules_failing"),
+    _S("schedules", "published_count", "messages", _BOOK, "messages that schedules have published", metric="zsq_schedule_messages_total"),
+    _S("schedules", "missed_count", "due times", _BOOK, "due times that were missed and left out", metric="zsq_schedule_missed_total"),
 )  # fmt: skip
+STATISTICS: Final = ExtensionStatistics(_ROWS, (Section("schedules", SchedulerService.kind),))

@@ -107,6 +107,10 @@ class TopicProcesses:
         children = (self.topic, *(channel.child for channel in self.channels.values()))
         return [child for child in children if child is not None]
 
+    def failed_channels(self) -> list[str]:
+        """Return the channels that failed too often, in the order of their names."""
+        return sorted(name for name, channel in self.channels.items() if channel.has_failed)
+
     def reporter(self, channel: str = "") -> Child | None:
         """Return the process whose last pulse counts, for a channel or for the topic.
 

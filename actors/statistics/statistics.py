@@ -188,14 +188,10 @@ def troubles_of_topic(group: TopicProcesses, disk: DiskView) -> list[str]:
         troubles.append(_refused_text(group, disk, full))
     if storage.get("topic_full"):
         troubles.append(f"publishes are refused: {storage['topic_full']}")
-    troubles += [f"channel {name} failed too often" for name in sorted(_failed_channels(group))]
+    troubles += [f"channel {name} failed too often" for name in group.failed_channels()]
     of_channels = {name: said_of(channel_pulse(group, name)) for name in group.channels}
     troubles += [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
     return [*troubles, *group.unsteady]
-
-
-def _failed_channels(group: TopicProcesses) -> list[str]:
-    return [name for name, channel in group.channels.items() if channel.has_failed]
 
 
 def write_trouble(group: TopicProcesses, disk: DiskView) -> str:
@@ -287,7 +283,7 @@ def broker_health(view: BrokerView) -> str:
     failed = sorted(
         group.name
         for group in view.groups.values()
-        if group.state is GroupState.FAILED or _failed_channels(group)
+        if group.state is GroupState.FAILED or group.failed_channels()
     )
     more = f" and {len(failed) - FAILED_NAMED} more" if len(failed) > FAILED_NAMED else ""
     troubles = [view.disk.health] if view.disk.health else []

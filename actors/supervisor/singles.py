@@ -134,9 +134,8 @@ class Singles:
         if self._broker.stopping or child.told_to_stop:
             return
         service, start = services()[child.spec.kind], child.spec.start
-        if (
-            child.failure is not None and child.failure.is_out_of_files
-        ):  # files may become free again
+        if child.failure is not None and child.failure.is_out_of_files:
+            # Files may become free again.
             self._start_later(service, start)
             return
         start = service.successor(start, self._site())
@@ -156,14 +155,8 @@ class Singles:
                     _OFTEN,
                 )
                 return
-            why = (
-                str(child.failure)
-                if unusable
-                else _OFTEN
-                if child.failure is None
-                else f"{_OFTEN}: {child.failure}"
-            )
-            self._end_broker(1, f"{child.spec.title} {why}")
+            why = f"{_OFTEN}: {child.failure}" if child.failure is not None else _OFTEN
+            self._end_broker(1, f"{child.spec.title} {child.failure if unusable else why}")
             return
         self._start_or_later(service, start)
 

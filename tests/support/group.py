@@ -88,6 +88,7 @@ class Broker:
             message_bytes_max=1 << 20,
             stage_timeout_s=0,
             bucket="",
+            ships=False,
             cluster="",
             bucket_cache_bytes=0,
             log_level="info",

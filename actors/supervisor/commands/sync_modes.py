@@ -51,7 +51,7 @@ def check_change(topic: str, before: str, sync: str, options: ServeOptions) -> N
             f"topic {topic!r} is kept in memory, so its sync stays {before}; choose a name without "
             "#ephemeral",
         )
-    if NEVER in (before, sync) and options.bucket and options.bucket_lag_s:
+    if NEVER in (before, sync) and options.ships:
         raise UsageError(
             E_BAD_ARGUMENT,
             f"topic {topic!r} has sync {before}, which cannot become {sync} at a broker that ships "
@@ -82,7 +82,7 @@ def _check_known(sync: str) -> None:
 
 
 def _check_shipped(topic: str, options: ServeOptions) -> None:
-    if not options.bucket or not options.bucket_lag_s:
+    if not options.ships:
         missing = "--bucket-lag none" if options.bucket else "no --bucket"
         raise UsageError(
             E_BAD_ARGUMENT,

@@ -97,13 +97,8 @@ def retention_in_memory(settings: Mapping[str, Any], bytes_max: int) -> Retentio
         if value == NONE or value > bytes_max:
             shown = "no bound" if value == NONE else f"{value} bytes"
             limit = f"{bytes_max} ({bytes_max // _MIB} MiB)"
-            raise UsageError(
-                E_BAD_ARGUMENT,
-                (
-                    f"{name} of a topic in memory is at most {limit}, not {shown}; use a topic on "
-                    "disk for more"
-                ),
-            )
+            text = f"{name} of a topic in memory is at most {limit}, not {shown}"
+            raise UsageError(E_BAD_ARGUMENT, f"{text}; use a topic on disk for more")
     return retention
 
 
@@ -473,7 +468,7 @@ class TopicGroup(TopicProcesses):
             topic=of_topic.front,
             storage=of_topic.storage.front,
             scan=self._processes.scan_endpoint,
-            replaceable=bool(serve_options.bucket and serve_options.bucket_lag_s),
+            replaceable=serve_options.ships,
             made_with=new_settings or {},
             closed=to_consumers(self.row.closed),
         )
@@ -517,15 +512,8 @@ class TopicGroup(TopicProcesses):
             then(None)
             return
         if len(self._waiting) >= options.WAITERS_MAX:
-            then(
-                ZsqError(
-                    E_LIMIT,
-                    (
-                        f"{len(self._waiting)} requests wait for topic {self.name!r}, which is the "
-                        "limit; try again in a moment"
-                    ),
-                )
-            )
+            text = f"{len(self._waiting)} requests wait for topic {self.name!r}"
+            then(ZsqError(E_LIMIT, f"{text}, which is the limit; try again in a moment"))
         else:
             self._waiting.append((channel, then))
         if channel and child is None and self.state is GroupState.UP:
@@ -670,10 +658,8 @@ class TopicGroup(TopicProcesses):
             return
         log.error("channel %s/%s %s", self.name, channel, _STOPPED)
         self.channels[channel].has_failed = True
-        self._tell(
-            channel,
-            ZsqError(E_TOPIC_FAILED, f"channel {channel!r} of topic {self.name!r} {_STOPPED}"),
-        )
+        text = f"channel {channel!r} of topic {self.name!r} {_STOPPED}"
+        self._tell(channel, ZsqError(E_TOPIC_FAILED, text))
 
     def _start_later(self, channel: str) -> None:
         log.warning(
@@ -723,13 +709,9 @@ class TopicGroup(TopicProcesses):
             self._tries += 1
             self._retry_ns = time.monotonic_ns() + int(pause_s * 1e9)
             log.error("topic %s: %s; trying again in %g s", self.name, self.failure, pause_s)
-            self._tell(
-                None,
-                ZsqError(
-                    E_TOPIC_FAILED,
-                    f"topic {self.name!r}: {self.failure}; the broker tries again in {pause_s:g} s",
-                ),
-            )
+            text = f"topic {self.name!r}: {self.failure}"
+            text += f"; the broker tries again in {pause_s:g} s"
+            self._tell(None, ZsqError(E_TOPIC_FAILED, text))
             return
         if not final and self.restarts.may_restart(time.monotonic_ns()):
             self.start()
@@ -850,9 +832,12 @@ class TopicGroup(TopicProcesses):
     def _is_quiet(self, now: int) -> bool:
         """Return True if no process starts or has news, and no request waits for one."""
         waits = self._waiting or self._settling or self.deleting or self._starts.later
-        if waits or self.row.in_memory or any(map(is_ephemeral, self.channels)):
-            return False
-        if any(channel.has_failed for channel in self.channels.values()):
+        if (
+            waits
+            or self.failed_channels()
+            or self.row.in_memory
+            or any(map(is_ephemeral, self.channels))
+        ):
             return False
         # The next pulse of a process may be on the way, with news.
         return all(
