@@ -504,13 +504,8 @@ class Supervisor:
             and not self.state.stopping
         ):
             event = "was removed" if not inode else "was replaced"
-            self.stop(
-                1,
-                (
-                    f"the socket {self.run_dir}/supervisor {event}, so clients cannot connect: this "
-                    "broker stops; start it again"
-                ),
-            )
+            text = f"the socket {self.run_dir}/supervisor {event}, so clients cannot connect"
+            self.stop(1, f"{text}: this broker stops; start it again")
 
     def _inode(self) -> int | None:
         """Return the inode of the supervisor's socket, 0 if it is missing, None if unknown."""
