@@ -76,7 +76,6 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "actors.channel": ("actors.primitives", "actors.runtime", "actors.settings", "actors.statistics"),
     "actors.storage": ("actors.primitives", "actors.runtime", "actors.settings"),
     "actors.scan": ("actors.primitives", "actors.runtime", "actors.settings"),
-    "actors.schedules": ("actors.runtime", "actors.settings"),
     "actors.statistics": ("actors.primitives", "actors.runtime", "actors.settings"),
     "actors.gateways": ("actors.runtime", "actors.security", "actors.settings", "actors.statistics"),
     "actors.gateways.shared": ("actors.gateways", "actors.runtime", "actors.security"),
@@ -98,7 +97,7 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "actors.supervisor.topics": ("actors.runtime", "actors.settings", "actors.statistics"),
     "actors.supervisor.cluster": ("actors.settings", "actors.supervisor.topics"),
     "actors.supervisor.commands": (
-        "actors.runtime", "actors.schedules", "actors.security", "actors.settings", "actors.statistics", "actors.supervisor.cluster",
+        "actors.runtime", "actors.security", "actors.settings", "actors.statistics", "actors.supervisor.cluster",
         "actors.supervisor.topics",
     ),
     "actors.supervisor": (
@@ -106,7 +105,14 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
         "actors.supervisor.commands",
         "actors.supervisor.topics",
     ),
-    "actors.alarms": ("actors.runtime", "actors.settings", "actors.statistics", "actors.supervisor", "actors.supervisor.topics"),
+    "actors.alarms": (
+        "actors.runtime", "actors.settings", "actors.statistics", "actors.supervisor", "actors.supervisor.commands",
+        "actors.supervisor.topics",
+    ),
+    "actors.schedules": (
+        "actors.runtime", "actors.settings", "actors.statistics", "actors.supervisor", "actors.supervisor.commands",
+        "actors.supervisor.topics",
+    ),
     "actors.bucket": (
         "actors.channel", "actors.primitives", "actors.runtime", "actors.settings", "actors.statistics", "actors.supervisor",
     ),

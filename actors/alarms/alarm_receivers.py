@@ -199,15 +199,15 @@ class Command(Receiver):
     def tell(self, message: AlarmMessage) -> None:
         # These are files and not pipes, because a process that the program leaves running may hold
         # a pipe open.
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
-            given.write(json.dumps(message).encode() + b"\n")
-            given.seek(0)
+        with tempfile.TemporaryFile() as stdin_file, tempfile.TemporaryFile() as errors:
+            stdin_file.write(json.dumps(message).encode() + b"\n")
+            stdin_file.seek(0)
             try:
                 self._running = subprocess.Popen(
                     self._argv,
-                    stdin=given,
+                    stdin=stdin_file,
                     stdout=subprocess.DEVNULL,
-                    stderr=said,
+                    stderr=errors,
                     start_new_session=True,
                     cwd="/",
                 )
@@ -219,8 +219,8 @@ class Command(Receiver):
                 self.end()
                 raise NotSent(f"did not end within {TRY_S:g} s and was killed") from None
             if code:
-                said.seek(max(0, said.seek(0, os.SEEK_END) - _TAIL))
-                words = " ".join(said.read().decode(errors="replace").split())
+                errors.seek(max(0, errors.seek(0, os.SEEK_END) - _TAIL))
+                words = " ".join(errors.read().decode(errors="replace").split())
                 raise NotSent(f"ended with exit code {code}" + (f": {words}" if words else ""))
 
     def end(self) -> None:
@@ -238,6 +238,8 @@ def _late(deadline: Deadline) -> str:
     return f"took longer than {TRY_S:g} s: the connection was closed" if deadline.over else ""
 
 
-def receivers(given: AlarmOptions) -> list[Receiver]:
-    found: list[Receiver] = [Webhook(url, given.webhook_token) for url in given.webhooks]
-    return [*found, *(Command(argv) for argv in given.commands)]
+def receivers(alarm_options: AlarmOptions) -> list[Receiver]:
+    webhooks: list[Receiver] = [
+        Webhook(url, alarm_options.webhook_token) for url in alarm_options.webhooks
+    ]
+    return [*webhooks, *(Command(argv) for argv in alarm_options.commands)]

@@ -31,7 +31,7 @@ from ..settings.options import AlarmOptions, ServeOptions
 from ..statistics.broker_view import (
     REPORTED,
     AlarmsView,
-    TopicView,
+    TopicProcesses,
     channel_pulse,
     is_known,
     storage_pulse,
@@ -39,8 +39,9 @@ from ..statistics.broker_view import (
 from ..statistics.channel_rows import backlog
 from ..statistics.dead_letters import letter_count, senders
 from ..statistics.statistics import total_depth, troubles_of_topic
+from ..supervisor.commands.requests import Handlers, answered_by
 from ..supervisor.disk_watch import FREE_BYTES, DiskEvent
-from ..supervisor.extension_point import Answers, SupervisorExtension, SupervisorParts
+from ..supervisor.extension_point import SupervisorExtension, SupervisorParts
 from ..supervisor.topics.topic_group import TopicGroup
 from .backlog import (
     AGE,
@@ -103,8 +104,12 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
             self._parts.singles.start(services()[AlarmService.kind])
             self._anew = True
 
-    def answers(self) -> Answers:
-        return {SilenceAlarmRequest: self.silence, EndSilenceRequest: self.end_silence}
+    def handlers(self) -> Handlers:
+        requests = self._parts.requests
+        return {
+            SilenceAlarmRequest: answered_by(requests, self.silence),
+            EndSilenceRequest: answered_by(requests, self.end_silence),
+        }
 
     def alarms(self) -> AlarmsView:
         return self
@@ -130,31 +135,31 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
             (self._heard.discard if event.event == "cleared" else self._heard.add)(event.place)
         unheard = [one for one in self._raised_again(wall_ns) if one.place not in self._heard]
         self._heard.update(one.place for one in unheard)
-        told = [as_json(event) for event in (*loud, *unheard)]
+        messages = [as_json(event) for event in (*loud, *unheard)]
         if self._anew and all(child.state == "up" for child in self._tellers()):
             self._anew = False
             cleared = [one for one in events if one.event == "cleared"]
-            told = [as_json(event) for event in (*self._raised_again(wall_ns), *cleared)]
+            messages = [as_json(event) for event in (*self._raised_again(wall_ns), *cleared)]
         for child in self._tellers():
-            for at in range(0, len(told), EVENTS_A_WORD):
+            for at in range(0, len(messages), EVENTS_A_WORD):
                 if child.state == "starting" and self._anew:
                     break  # the process gets all raised alarms once it is up
                 if child.state != "up" or not self._broker.processes.send(
-                    child, Alarm(tuple(map(dict, told[at : at + EVENTS_A_WORD])))
+                    child, Alarm(tuple(map(dict, messages[at : at + EVENTS_A_WORD])))
                 ):
                     log.error(
                         (
                             "%d alarms are not sent to any receiver: the process that sends them "
                             "is being started again"
                         ),
-                        len(told) - at,
+                        len(messages) - at,
                     )
                     break
 
     def _raised_again(self, wall_ns: int) -> list[Event]:
         """Return the raised alarms that are not silenced, as new events."""
         raised = (*self._alarms.again(wall_ns), *map(_of_disk, self._disk.again(wall_ns)))
-        return [one for one in raised if not self._silences.of(one.place)]
+        return [event for event in raised if not self._silences.of(event.place)]
 
     # Silences
 
@@ -185,13 +190,15 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
         now_ns, by = time.time_ns(), request.by
         who = by.get("user") or by.get("from") or LOCAL
         until_ns = now_ns + int(seconds * 1e9) if seconds else 0
-        one = Silence(place, who, now_ns, until_ns)
-        raised = [found for row in self.rows() if one.covers(found := AlarmSubject(*_place(row)))]
+        silence = Silence(place, who, now_ns, until_ns)
+        raised = [
+            subject for row in self.rows() if silence.covers(subject := AlarmSubject(*_place(row)))
+        ]
         if not seconds and not raised:
             text = f"no alarm of {_said(place)} is raised; to silence it in advance, give a time"
             raise NotFound(E_NOT_FOUND, text)
-        for found in raised if not seconds else [place]:
-            self._silences.add(one._replace(place=found))
+        for subject in raised if not seconds else [place]:
+            self._silences.add(silence._replace(place=subject))
         self._store_silences()
         return {"count": len(raised)}
 
@@ -204,14 +211,14 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
             return Silences()
 
     def _store_silences(self) -> None:
-        rows = [one.as_json() for one in self._silences.rows()]
+        rows = [silence.as_json() for silence in self._silences.rows()]
         try:
             self._files.note(self._path, json.dumps(rows).encode())
         except OSError as error:
             log.warning("silenced alarms will be lost in a restart: %s: %s", self._path, error)
 
     def _figures(self, now_ns: int, wall_ns: int) -> dict[AlarmSubject, Watched]:
-        found = {
+        watched = {
             AlarmSubject("", "", name): condition(trouble(), well)
             for name, (trouble, well) in self._parts.conditions().items()
         }
@@ -225,7 +232,7 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
                         if is_known(group, name)
                         else None
                     )
-                    found[AlarmSubject(group.name, name, figure)] = Watched(value, threshold)
+                    watched[AlarmSubject(group.name, name, figure)] = Watched(value, threshold)
             depth = self._depth(group)
             total += depth
             numbers = (
@@ -234,43 +241,43 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
             )
             for figure, number, threshold in numbers:
                 if threshold != NONE:
-                    found[AlarmSubject(group.name, "", figure)] = Watched(number, threshold)
-            found[AlarmSubject(group.name, "", HEALTH)] = self._health(group)
+                    watched[AlarmSubject(group.name, "", figure)] = Watched(number, threshold)
+            watched[AlarmSubject(group.name, "", HEALTH)] = self._health(group)
         if self.given.total_depth != NONE:
-            found[AlarmSubject("", "", DEPTH)] = Watched(total, self.given.total_depth)
-        return found | self._dead_letters()
+            watched[AlarmSubject("", "", DEPTH)] = Watched(total, self.given.total_depth)
+        return watched | self._dead_letters()
 
     def _dead_letters(self) -> dict[AlarmSubject, Watched]:
         """Watch dead-letter topics. If several channels send to one, their lowest threshold counts.
 
         Channels without own threshold have that of the broker, and so has a topic without channels.
         """
-        found, total = {}, 0
+        watched, total = {}, 0
         for name, settings in senders(self._broker.groups).items():
             count = letter_count(self._broker.groups[name])
             total += count or 0
-            own = [one.get("alarm_dead_letters") for one in settings] or [None]
-            asked = [self.given.dead_letters if one is None else one for one in own]
-            thresholds = [one for one in asked if one != NONE]
+            limits = [setting.get("alarm_dead_letters") for setting in settings] or [None]
+            chosen = [self.given.dead_letters if setting is None else setting for setting in limits]
+            thresholds = [setting for setting in chosen if setting != NONE]
             if thresholds:
-                found[AlarmSubject(name, "", DEAD_LETTERS)] = Watched(count, min(thresholds))
+                watched[AlarmSubject(name, "", DEAD_LETTERS)] = Watched(count, min(thresholds))
         if self.given.total_dead_letters != NONE:
             threshold = self.given.total_dead_letters
-            found[AlarmSubject("", "", DEAD_LETTERS)] = Watched(total, threshold)
-        return found
+            watched[AlarmSubject("", "", DEAD_LETTERS)] = Watched(total, threshold)
+        return watched
 
-    def _depth(self, group: TopicView) -> int:
+    def _depth(self, group: TopicProcesses) -> int:
         """Return the depth of all channels of a topic, if a threshold needs it."""
         watched = self.given.topic_depth != NONE or self.given.total_depth != NONE
         return total_depth(group) if watched else 0
 
-    def _health(self, group: TopicView) -> Watched:
+    def _health(self, group: TopicProcesses) -> Watched:
         """Watch the health of a topic. The alarm of a full disk stands for all topics on it."""
         if group.state not in REPORTED and not group.failure:
             return Watched(None, 0.5, well=WELL)  # it starts or stops
         full = storage_pulse(group).get("disk_full") and self._disk.health
-        said = [] if full else troubles_of_topic(group, self._disk)
-        return condition("; ".join(said), WELL)
+        troubles = [] if full else troubles_of_topic(group, self._disk)
+        return condition("; ".join(troubles), WELL)
 
     def _thresholds(
         self, group: TopicGroup, name: str, stats: ChannelPulse
@@ -292,21 +299,23 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
             (DEPTH, settings.get("alarm_depth"), self.given.depth),
             (AGE, settings.get("alarm_age_s"), self.given.age_s),
         )
-        resolved = ((figure, default if own is None else own) for figure, own, default in asked)
+        resolved = (
+            (figure, default if setting is None else setting) for figure, setting, default in asked
+        )
         return [(figure, threshold) for figure, threshold in resolved if threshold != NONE]
 
     # Reports
 
     def rows(self, topic: str = "", channel: str = "") -> list[RaisedAlarm]:
-        found = [
+        alarms = [
             row
             for row in self._alarms.raised()
             if topic in ("", row["topic"]) and channel in ("", row["channel"])
         ]
-        rows = found if topic else [*self._disk.rows(), *found]
+        rows = alarms if topic else [*self._disk.rows(), *alarms]
         for row in rows:
-            if (one := self._silences.of(AlarmSubject(*_place(row)))) is not None:
-                row["silence"] = one.shown()
+            if (silence := self._silences.of(AlarmSubject(*_place(row)))) is not None:
+                row["silence"] = silence.shown()
         return rows
 
     def texts(self, topic: str) -> list[str]:
@@ -334,9 +343,9 @@ def _subject(request: SilenceAlarmRequest | EndSilenceRequest) -> AlarmSubject:
     if figure and figure not in FIGURES:
         text = f"figure must be one of {', '.join(FIGURES)}, not {figure!r:.40}"
         raise UsageError(E_BAD_ARGUMENT, text)
-    for name, what in ((topic, "topic"), (channel, "channel")):
+    for name, kind in ((topic, "topic"), (channel, "channel")):
         if name:
-            check_name(name, what)
+            check_name(name, kind)
     return AlarmSubject(topic, channel, figure)
 
 
@@ -344,9 +353,9 @@ def _said(place: AlarmSubject) -> str:
     return "/".join(filter(None, (place.topic, place.channel))) or "the broker"
 
 
-def _receivers(given: AlarmOptions) -> AlarmOptions:
+def _receivers(alarm_options: AlarmOptions) -> AlarmOptions:
     """Return the options without those that only decide when an alarm is raised."""
     return replace(
-        given, depth=NONE, age_s=NONE, topic_depth=NONE, total_depth=NONE, held_bytes=NONE,
+        alarm_options, depth=NONE, age_s=NONE, topic_depth=NONE, total_depth=NONE, held_bytes=NONE,
         dead_letters=NONE, total_dead_letters=NONE, hold_s=0,
     )  # fmt: skip

@@ -184,9 +184,9 @@ class Alarms:
                 events.append(_event("cleared", place, alarm, wall_ns))
         for place, watched in figures.items():
             alarm = self._alarms.get(place) or _Alarm()
-            told = self._step(alarm, watched, passed_ns, wall_ns)
-            if told:
-                events.append(_event(told, place, alarm, wall_ns))
+            event = self._step(alarm, watched, passed_ns, wall_ns)
+            if event:
+                events.append(_event(event, place, alarm, wall_ns))
             if alarm.state is _S.QUIET:
                 self._alarms.pop(place, None)  # most alarms are quiet and need no entry
             else:
@@ -195,14 +195,14 @@ class Alarms:
 
     def _step(self, alarm: _Alarm, watched: Watched, passed_ns: int, wall_ns: int) -> str:
         """Take one value of an alarm. Return the event that follows, or ""."""
-        found = level(watched.value, watched.threshold)
-        before, alarm.state = alarm.state, TRANSITIONS[alarm.state][found]
+        now_level = level(watched.value, watched.threshold)
+        before, alarm.state = alarm.state, TRANSITIONS[alarm.state][now_level]
         known = alarm.seen.value if watched.value is None else watched.value
         alarm.seen = watched._replace(value=known)
         alarm.trouble = watched.trouble or alarm.trouble
         if alarm.state is not before:
             alarm.held_ns = 0
-        elif found is not Level.UNKNOWN:
+        elif now_level is not Level.UNKNOWN:
             alarm.held_ns += passed_ns
         if alarm.state not in HELD or alarm.held_ns < self._hold_ns:
             return ""
@@ -265,11 +265,11 @@ def _where(place: AlarmSubject) -> str:
 def _event(event: str, place: AlarmSubject, alarm: _Alarm, wall_ns: int) -> Event:
     if event == "cleared" and alarm.seen.value is None:
         kind = "channel" if place.channel else "topic"
-        said = f"{_where(place)}: the {kind} or its threshold was removed"
+        text = f"{_where(place)}: the {kind} or its threshold was removed"
     elif event == "cleared" and alarm.seen.well:
-        said = f"{_where(place)}: {alarm.seen.well}"
+        text = f"{_where(place)}: {alarm.seen.well}"
     else:
-        said = _text(place, alarm)
+        text = _text(place, alarm)
     return Event(
         event,
         place,
@@ -277,7 +277,7 @@ def _event(event: str, place: AlarmSubject, alarm: _Alarm, wall_ns: int) -> Even
         alarm.threshold,
         alarm.raised_wall_ns,
         wall_ns,
-        f"{event}: {said}",
+        f"{event}: {text}",
     )
 
 

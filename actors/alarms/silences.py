@@ -62,26 +62,30 @@ class Silences:
     """All silences of a broker. Times are in ns since 1970."""
 
     def __init__(self, rows: Iterable[Silence] = ()) -> None:
-        self._silences: dict[AlarmSubject, Silence] = {one.place: one for one in rows}
+        self._silences: dict[AlarmSubject, Silence] = {silence.place: silence for silence in rows}
 
     def rows(self) -> list[Silence]:
         return [*self._silences.values()]
 
-    def add(self, one: Silence) -> None:
+    def add(self, silence: Silence) -> None:
         """Add a silence, or replace the one of the same place. Raises `Refused` (E_LIMIT)."""
-        if one.place not in self._silences and len(self._silences) >= SILENCES_MAX:
+        if silence.place not in self._silences and len(self._silences) >= SILENCES_MAX:
             text = f"the broker has {SILENCES_MAX} silenced alarms, which is the limit; end some"
             raise Refused(E_LIMIT, text)
-        self._silences[one.place] = one
+        self._silences[silence.place] = silence
 
     def end(self, place: AlarmSubject) -> list[Silence]:
         """End the silences that cover this place or are covered by it, and return them."""
         wide = Silence(place, "", 0, 0)
-        gone = [key for key, one in self._silences.items() if one.covers(place) or wide.covers(key)]
+        gone = [
+            key
+            for key, silence in self._silences.items()
+            if silence.covers(place) or wide.covers(key)
+        ]
         return [self._silences.pop(key) for key in gone]
 
     def of(self, place: AlarmSubject) -> Silence | None:
-        return next((one for one in self._silences.values() if one.covers(place)), None)
+        return next((silence for silence in self._silences.values() if silence.covers(place)), None)
 
     def pass_by(
         self, raised: Collection[AlarmSubject], now_ns: int, *, settled: bool
@@ -91,11 +95,11 @@ class Silences:
         `settled` is True if all alarms that apply after the start are raised.
         """
         gone = [
-            one
-            for one in self._silences.values()
-            if (one.until_ns and now_ns >= one.until_ns)
-            or (settled and not one.until_ns and not any(map(one.covers, raised)))
+            silence
+            for silence in self._silences.values()
+            if (silence.until_ns and now_ns >= silence.until_ns)
+            or (settled and not silence.until_ns and not any(map(silence.covers, raised)))
         ]
-        for one in gone:
-            del self._silences[one.place]
+        for silence in gone:
+            del self._silences[silence.place]
         return gone

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 from ...transport.errors import E_STANDBY, Refused
-from ..channel.ack_policy import AckPolicy
+from ..channel.serving_policy import ServingPolicy
 from ..settings.starts import ChannelStart
 from .lease_cell import LOST, LeaseWatch, run_dir_of
 
 LOOK_MS: Final = 1_000.0
 
 
-class ChannelLease(AckPolicy):
+class ChannelLease(ServingPolicy):
     """The lease of the primary as one channel sees it."""
 
     def __init__(self, start: ChannelStart) -> None:

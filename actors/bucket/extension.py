@@ -7,7 +7,7 @@ from typing import Final
 SERVICES: Final = f"{__package__}.archive_service:SERVICES"
 SUPERVISOR: Final = f"{__package__}.supervision:BucketSupervision"
 STORAGE: Final = f"{__package__}.topic.topic_bucket:TopicBucket"
-ACKNOWLEDGEMENT: Final = f"{__package__}.channel_lease:ChannelLease"
+SERVING: Final = f"{__package__}.channel_lease:ChannelLease"
 STATISTICS: Final = f"{__package__}.statistics:STATISTICS"
 ROLE: Final = f"{__package__}.archive_service:role"
 COPY: Final = f"{__package__}.data_copy:copy_of"

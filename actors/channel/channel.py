@@ -31,7 +31,6 @@ from ..runtime.pulses import ChannelDetails, ChannelPulse
 from ..settings import channel_settings, options
 from ..settings.closing import TO_CONSUMERS
 from ..settings.starts import ChannelStart
-from .ack_policy import ack_policy_class
 from .admission import check_ready, consumer_of
 from .channel_opening import ask_for_row, make_delivery
 from .commit_queue import CommitQueue
@@ -42,6 +41,7 @@ from .feed import Feed
 from .last_consumer import LastConsumer
 from .lease import Departure, Peer, Subscriber
 from .peeks import Peeks
+from .serving_policy import serving_policy_class
 from .skips import Skips
 
 DISCONNECTED: Final = "an operator has disconnected this consumer; subscribe again"
@@ -75,7 +75,7 @@ class ChannelActor(Actor[ChannelStart]):
         self.skips = Skips(self.supply.deferred)
         self._stop_ns = 0
         self.closed: bool = self.given.closed  # closed for consumers
-        self.acks = ack_policy_class()(self.given)
+        self.acks = serving_policy_class()(self.given)
         self._looks_at_acks = False
         self._fetches: dict[int, int] = {}  # request -> offset whose block a redelivery needs
         self._hinted_ns = 0
@@ -415,9 +415,9 @@ class ChannelActor(Actor[ChannelStart]):
             self.storage.send((), message)
         elif message is not None:
             self.topic.send((), message)
-        asked = set(self._fetches.values())
+        fetched = set(self._fetches.values())
         # Sorted, so that they are delivered in the order of offsets.
-        for offset in sorted(self.supply.wanted - asked):
+        for offset in sorted(self.supply.wanted - fetched):
             if len(self._fetches) >= options.FETCHES_MAX:
                 return
             self._request += 1
@@ -558,7 +558,7 @@ class ChannelActor(Actor[ChannelStart]):
 
         The label of an NSQ client is its name and its address. Its name alone means it, too.
         """
-        labels = {peer: one.label for peer, one in self.core.consumers.items()}
+        labels = {peer: consumer.label for peer, consumer in self.core.consumers.items()}
         named = [peer for peer, label in labels.items() if label == message.consumer]
         if not named:
             parts = {peer: label.rpartition(" ") for peer, label in labels.items()}
@@ -618,7 +618,7 @@ class ChannelActor(Actor[ChannelStart]):
     def _skip(self, order: p.SkipMessages, rows: Sequence[Row]) -> None:
         """Skip messages. `rows` are the deferred rows in the storage that have some of them."""
         ranges = self.core.unfinished(ranges_of(order.offsets), rows, self._head)
-        offsets = [one for first, count in ranges for one in range(first, first + count)]
+        offsets = [offset for first, count in ranges for offset in range(first, first + count)]
         answer = p.Done(order.request, {"offsets": tuple(offsets)})
         if order.preview:
             self.answer_order(answer)

@@ -92,7 +92,7 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
         channel,
         random.random,
     )
-    # ZSQ 0.1.0 did not store `begin`.
+    # An import from nsqd does not store `begin`.
     begin = row.next_offset if row.begin is None else row.begin
     # Rates are measured from here on.
     core.measurements.sample((), time.monotonic_ns(), time.time_ns())

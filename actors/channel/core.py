@@ -56,7 +56,6 @@ from .lease import (
     OutgoingDelivery,
     Peer,
     Subscriber,
-    renamed,
     times_of,
 )
 from .measurements import Measurements
@@ -98,7 +97,7 @@ class ChannelCore:
     ) -> None:  # fmt: skip
         self.paused = paused
         self.settings = settings or ChannelSettings()
-        self.counters = dict.fromkeys(COUNTERS, 0) | renamed(counters)
+        self.counters = dict.fromkeys(COUNTERS, 0) | {**counters}
         self.measurements = Measurements(self.counters)
         self.begin = next_offset
         """The end of the log minus this number is how many messages the channel has received.

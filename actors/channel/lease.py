@@ -6,7 +6,7 @@ A delivery also carries the times at which its messages arrived in their topic.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, cast
@@ -53,16 +53,6 @@ def by_time(times: Times, runs: Sequence[Run]) -> dict[int, int]:
 
 Peer = tuple[bytes, ...]
 Hole = tuple[int, int, int, int]  # start, count, attempts, due_ns (0: not deferred)
-
-
-def renamed(counters: Mapping[str, int]) -> dict[str, int]:
-    """Return the counters of a row under their present names.
-
-    Version 0.1.0 stored deliveries as `message_count`, NSQ's name for incoming messages.
-    """
-    names = dict(counters)
-    deliveries = names.pop("message_count", 0)
-    return {"delivery_count": deliveries, **names}
 
 
 class OutgoingDelivery(NamedTuple):

@@ -775,7 +775,7 @@ class OrderedSupply(Supply):
     def blocking(self, limit: int) -> dict[int, int]:
         failed = self._failed_heads()
         ranked = heapq.nlargest(
-            limit, self._slots.blocking(), key=lambda one: (one[0] in failed, one[1], -one[0])
+            limit, self._slots.blocking(), key=lambda head: (head[0] in failed, head[1], -head[0])
         )
         return dict(ranked)
 

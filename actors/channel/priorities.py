@@ -247,9 +247,9 @@ class PrioritySupply(Supply):
             at -= 1
         end = bisect_left(self._unsorted, (block.next_offset,))
         span = (block.first_offset, block.count)
-        found, left, _ = take(self._unsorted[at:end], [span])
+        taken, left, _ = take(self._unsorted[at:end], [span])
         self._unsorted[at:end] = left
-        for start, count, _ in found:
+        for start, count, _ in taken:
             self._park(block, start - block.first_offset, start + count - block.first_offset)
 
     # Blocks
@@ -376,8 +376,8 @@ class PrioritySupply(Supply):
         if levels is None:
             self._levels.park(0, block.first_offset + start, stop - start)
             return stop
-        for found in _SPANS.finditer(levels, start, stop):
-            low, high = found.span()
+        for match in _SPANS.finditer(levels, start, stop):
+            low, high = match.span()
             if rows_max and low > start and self._rows() >= rows_max:
                 return low
             self._levels.park(levels[low], block.first_offset + low, high - low)

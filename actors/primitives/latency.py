@@ -99,17 +99,19 @@ class LatencyWindow:
         if self._stores and not (
             slot - self._slots <= self._stores[0][0] and self._stores[-1][0] <= slot
         ):
-            self._stores = [one for one in self._stores if slot - self._slots <= one[0] <= slot]
+            self._stores = [
+                store for store in self._stores if slot - self._slots <= store[0] <= slot
+            ]
 
     def bins(self, now_ns: int) -> Bins:
         """Return all bins in the window."""
         self.expire(now_ns)
-        found: dict[int, int] = {}
+        bins: dict[int, int] = {}
         for _, store in self._stores:
             for key, messages in enumerate(store.bins, store.first):
                 if messages:
-                    found[key] = found.get(key, 0) + messages
-        return tuple(found), tuple(found.values())
+                    bins[key] = bins.get(key, 0) + messages
+        return tuple(bins), tuple(bins.values())
 
     def recent(self, now_ns: int) -> tuple[int, ...]:
         """Return the `RECENT` percentiles of the latest messages in nanoseconds, or ().
@@ -125,14 +127,14 @@ class LatencyWindow:
         for store in stores:
             for at, messages in enumerate(store.bins, store.first - first):
                 counts[at] += messages
-        found, below, total = [], 0, sum(counts)
+        values, below, total = [], 0, sum(counts)
         at = -1
         for quantile in RECENT:
             while below <= quantile * (total - 1):
                 at += 1
                 below += counts[at]
-            found.append(round(_MAPPING.value(first + at)))
-        return tuple(found)
+            values.append(round(_MAPPING.value(first + at)))
+        return tuple(values)
 
 
 def merged(windows: Iterable[Bins]) -> Latency:
@@ -150,7 +152,7 @@ def merged(windows: Iterable[Bins]) -> Latency:
     return {
         "count": count,
         "percentiles": [
-            {"quantile": one, "value": round(sketch.get_quantile_value(one) or 0)}
-            for one in quantiles
+            {"quantile": quantile, "value": round(sketch.get_quantile_value(quantile) or 0)}
+            for quantile in quantiles
         ],
     }

@@ -49,17 +49,17 @@ def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
 def without(ranges: Iterable[Range], gaps: Iterable[Range]) -> tuple[Range, ...]:
     """Return the parts of `ranges` that are in no gap. Both are (first, count), and ascend."""
     gaps = tuple(gaps)
-    found: list[Range] = []
+    left: list[Range] = []
     for first, count in ranges:
         stop = first + count
         for gap, size in gaps:
             if gap < stop and gap + size > first:
                 if gap > first:
-                    found.append((first, gap - first))
+                    left.append((first, gap - first))
                 first = gap + size
         if first < stop:
-            found.append((first, stop - first))
-    return tuple(found)
+            left.append((first, stop - first))
+    return tuple(left)
 
 
 def ranges_of(offsets: Iterable[int]) -> list[Range]:
@@ -146,11 +146,11 @@ def take(runs: Sequence[Run], ranges: Sequence[Range]) -> tuple[list[Run], list[
     taken: list[Run] = []
     left: list[Run] = []
     refused: list[Range] = []
-    asked = sorted((start, start + count) for start, count in ranges if count > 0)
+    wanted = sorted((start, start + count) for start, count in ranges if count > 0)
     position = 0  # index in runs
     current = runs[0] if runs else None
     done = -1  # offsets below it have been processed
-    for start, stop in asked:
+    for start, stop in wanted:
         if start < done:
             refused.append((start, min(stop, done) - start))
             start = done

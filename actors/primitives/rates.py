@@ -61,10 +61,10 @@ class RateMeter:
         begin_ns = max(now_ns - window_ns, self._samples[0][0])
         begin = self._at(begin_ns, now_ns, now)
         passed_s = max(now_ns - begin_ns, SHORTEST_NS) / NS_PER_S
-        found = zip(counts, now, begin, strict=True)
+        changes = zip(counts, now, begin, strict=True)
         return {
             name: round((count - start) / passed_s, 3)
-            for name, count, start in found
+            for name, count, start in changes
             if count > start
         }
 

@@ -234,7 +234,7 @@ class Actor(Generic[StartT]):
         self.supervisor.route(Stop, self._stop)
         self.supervisor.route(Gone, self._gone)
         self.supervisor.route(Ask, self._ask)
-        self.obey_reload(Reload, lambda told: None)
+        self.obey_reload(Reload, lambda reload: None)
         self.every(options.PULSE_MS, self._pulse_if_stirred)
         # A terminal sends SIGINT to all processes, but the supervisor decides what follows.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -383,16 +383,16 @@ class Actor(Generic[StartT]):
     def _ask(self, port: Port, mail: Mail, message: Ask) -> None:
         self.pulse(message.request, detailed=message.detailed)
 
-    def _reload(self, take: Callable[[ReloadT], None], told: ReloadT) -> Done:
-        logging.getLogger().setLevel(told.log_level.upper())
+    def _reload(self, take: Callable[[ReloadT], None], order: ReloadT) -> Done:
+        logging.getLogger().setLevel(order.log_level.upper())
         try:
-            take(told)
+            take(order)
         except ZsqError:
             raise
         except Exception as error:  # any library may raise; the old settings stay
             raise Refused(E_INTERNAL, f"{type(error).__name__}: {error}") from error
         log.debug("%s has the new settings", self.title)
-        return Done(told.request, {})
+        return Done(order.request, {})
 
     def answer_order(self, answer: OrderReply) -> None:
         self.supervisor.send((), answer)

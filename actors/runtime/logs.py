@@ -36,7 +36,7 @@ def escaped(text: str, keep: str = "") -> str:
     like another one.
     """
     return _CONTROL.sub(
-        lambda found: found.group() if found.group() in keep else ascii(found.group())[1:-1], text
+        lambda match: match.group() if match.group() in keep else ascii(match.group())[1:-1], text
     )
 
 
@@ -61,7 +61,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        found: dict[str, object] = {
+        entry: dict[str, object] = {
             "time": f"{seconds}.{int(record.created % 1 * 1_000_000):06d}Z",
             "level": record.levelname.lower(),
             "actor": self._actor,
@@ -69,18 +69,18 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.name not in ("zsq", "root"):
-            found["logger"] = record.name  # the record of a library
+            entry["logger"] = record.name  # the record of a library
         if record.exc_info and record.exc_info[1] is not None:
-            found |= {
+            entry |= {
                 "error": repr(record.exc_info[1]),
                 "trace": self.formatException(record.exc_info),
             }
-        return json.dumps(fields_of(record) | found, default=str)
+        return json.dumps(fields_of(record) | entry, default=str)
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
-    found = getattr(record, "fields", None)
-    return dict(found) if isinstance(found, dict) else {}
+    extra = getattr(record, "fields", None)
+    return dict(extra) if isinstance(extra, dict) else {}
 
 
 class LineHandler(logging.Handler):

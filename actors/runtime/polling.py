@@ -83,20 +83,20 @@ class Poller:
         Wait for the first one, at most `timeout_ms`.
         """
         sockets = self._sockets
-        found: list[Source] = [
+        ready: list[Source] = [
             source for source in sockets.values() if source.unchecked and source.readable()
         ]
         ends = time.monotonic() + timeout_ms / 1_000
         while True:
-            for fd, _ in self._epoll.poll(0 if found else max(0.0, ends - time.monotonic())):
+            for fd, _ in self._epoll.poll(0 if ready else max(0.0, ends - time.monotonic())):
                 source = sockets.get(fd)
                 if source is None:
-                    found.append(fd)
+                    ready.append(fd)
                 # An unchecked one is in the list already.
                 elif not source.unchecked and source.readable():
-                    found.append(source)
-            if found or time.monotonic() >= ends:
-                return found
+                    ready.append(source)
+            if ready or time.monotonic() >= ends:
+                return ready
 
     def close(self) -> None:
         self._epoll.close()

@@ -131,13 +131,13 @@ class Trimming:
         return True
 
 
-def advertised(gateway: str, given: tuple[str, ...] = ()) -> tuple[str, ...]:
+def advertised(gateway: str, addresses: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the addresses of a broker as other machines may use them.
 
     They are the `given` ones if there are any, or else that of the ZeroMQ gateway, "host:port".
     """
-    if given:
-        return given
+    if addresses:
+        return addresses
     if not gateway:
         return ()
     host, port = split_place(gateway)

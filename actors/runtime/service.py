@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ...transport.wire import protocol as p
 from ..settings.options import ServeOptions
-from ..settings.starts import ActorStart, GatewayStart
+from ..settings.starts import ActorStart, DoorStart, GatewayStart
 
 IsLocal = Callable[[str], bool]
 
@@ -156,3 +156,39 @@ class Door(Service):
     def in_clear(self, options: ServeOptions, is_local: IsLocal) -> Sequence[str]:
         """Return a warning for each address whose traffic others on the network could read."""
         return ()
+
+
+_OptionsT = TypeVar("_OptionsT")
+
+
+class OptionsDoor(Door, Generic[_OptionsT]):
+    """A gateway that is started if `ServeOptions.extensions` has an object of `options_class`.
+
+    `given` of the options is True if the user set the address at which the gateway listens.
+    """
+
+    options_class: type[_OptionsT]
+
+    def options(self, options: ServeOptions) -> _OptionsT | None:
+        """Return the options with which the gateway starts."""
+        return options.of(self.options_class)
+
+    def start(self, site: Site) -> ActorStart | None:
+        options = self.options(site.options)
+        if options is None:
+            return None
+        return DoorStart(
+            supervisor=site.supervisor,
+            security=site.options.security,
+            options=options,
+            message_bytes_max=site.options.message_bytes_max,
+        )
+
+    def is_required(self, start: ActorStart) -> bool:
+        assert isinstance(start, DoorStart)
+        return bool(start.options.given)
+
+    def renewed(self, start: ActorStart, options: ServeOptions) -> ActorStart:
+        assert isinstance(start, DoorStart)
+        new_options = self.options(options) or start.options
+        return replace(start, security=options.security, options=new_options)

@@ -94,3 +94,20 @@ def doors() -> Sequence[Door]:
 def is_door(kind: str) -> bool:
     """Return True if this kind of process is a gateway. Topics and channels are no services."""
     return isinstance(services().get(kind), Door)
+
+
+TOPICS: Final = {
+    "topic": "zsq.actors.topic.topic:TopicActor",
+    "channel": "zsq.actors.channel.channel:ChannelActor",
+}
+
+
+def actor_classes() -> Mapping[str, str]:
+    """Return the name of the class of each kind of process. Only the process imports it."""
+    return TOPICS | {kind: service.actor for kind, service in services().items()}
+
+
+def preloaded() -> list[str]:
+    """Return the classes that are loaded before any process starts."""
+    rows = [service.actor for service in services().values() if service.is_preloaded]
+    return [*TOPICS.values(), *rows]

@@ -48,12 +48,12 @@ class WorkerThread(PolledSocket):
 
     def results(self) -> list[tuple[Any, Any]]:
         """Take the finished jobs. Call it when the socket is readable."""
-        found = []
+        results = []
         while self.readable():
             self.socket.recv()
-            found.append(self._results.popleft())
+            results.append(self._results.popleft())
             self.pending -= 1
-        return found
+        return results
 
     def _run(self) -> None:
         while True:

@@ -1,1 +1,1 @@
-"""Schedules: the due times of cron expressions, and the process that publishes at them."""
+"""Schedules of topics: their due times, their commands, and the process that publishes."""

@@ -127,13 +127,13 @@ class Book:
 
     def ready(self, now_s: float, now_ns: int, count_max: int) -> list[Run]:
         """Return the runs to begin now, at most `count_max`, those that are due longest first."""
-        found = [
+        candidates = [
             (entry.next_due or 0, key, entry)
             for key, entry in self._entries.items()
             if not entry.old and _is_ready(entry, now_s, now_ns)
         ]
-        found.sort(key=lambda one: one[:2])
-        return [self._begin(key, entry) for _, key, entry in found[:count_max]]
+        candidates.sort(key=lambda candidate: candidate[:2])
+        return [self._begin(key, entry) for _, key, entry in candidates[:count_max]]
 
     @staticmethod
     def _begin(key: Key, entry: _Entry) -> Run:
@@ -149,7 +149,7 @@ class Book:
         entry = self._entries.get((run.topic, run.name))
         if entry is None:
             return
-        entry.old = [one for one in entry.old if one is not run]
+        entry.old = [old_run for old_run in entry.old if old_run is not run]
         is_own = entry.run is run
         if is_own:
             entry.run = None
@@ -230,17 +230,17 @@ def _is_ready(entry: _Entry, now_s: float, now_ns: int) -> bool:
 
 
 def _note_trouble(entry: _Entry, run: Run, outcome: Outcome, now_ns: int) -> None:
-    what = f"schedule {run.name} of topic {run.topic}"
+    subject = f"schedule {run.name} of topic {run.topic}"
     if outcome.trouble:
         if not entry.tries:
-            log.warning("%s does not publish: %s; trying again", what, outcome.trouble)
+            log.warning("%s does not publish: %s; trying again", subject, outcome.trouble)
         entry.retry_ns = now_ns + (PAUSE_NS << min(entry.tries, PAUSE_DOUBLINGS_MAX))
         entry.tries += 1
     elif entry.tries:
-        log.warning("%s publishes again", what)
+        log.warning("%s publishes again", subject)
         entry.tries = 0
     if outcome.left_out:
-        log.warning("%s has left out %d due times that were missed", what, outcome.left_out)
+        log.warning("%s has left out %d due times that were missed", subject, outcome.left_out)
     entry.trouble = outcome.trouble
 
 

@@ -45,8 +45,8 @@ class Cron:
     def after(self, moment_s: int) -> Iterator[int]:
         """Yield the due times that are later than `moment_s`, in order."""
         last = moment_s
-        for found in CronSim(self.expression, datetime.fromtimestamp(moment_s, self._zone)):
-            due = int(found.timestamp())
+        for moment in CronSim(self.expression, datetime.fromtimestamp(moment_s, self._zone)):
+            due = int(moment.timestamp())
             if due > last:
                 last = due
                 yield due

@@ -1,4 +1,6 @@
-"""The extension points that schedules fill: the process that publishes."""
+"""The extension points that schedules fill: the process that publishes, the commands about
+schedules, and their statistics.
+"""
 
 from __future__ import annotations
 
@@ -32,3 +34,5 @@ class SchedulerService(Service):
 
 
 SERVICES: Final = (SchedulerService(),)
+SUPERVISOR: Final = f"{__package__}.supervision:ScheduleSupervision"
+STATISTICS: Final = f"{__package__}.statistics:STATISTICS"

@@ -14,23 +14,17 @@ As due times are at least a minute apart, at most one is on time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import takewhile
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from ..settings.schedule_settings import ALL, SKIP
+from .cron import Cron
 
 GRACE_S: Final = 60
 RUNS_MAX: Final = 1_000  # due times that are published after a pause of the broker
 # Missed due times are counted up to this number. A search through years takes too long.
 COUNTED_MAX: Final = 10_000
 _SPAN_S: Final = 3_600  # the first search looks back so far; each further one 8 times as far
-
-
-class DueTimes(Protocol):
-    """The due times of a schedule (`cron.py`)."""
-
-    def after(self, moment_s: int) -> Iterator[int]: ...
 
 
 class Plan(NamedTuple):
@@ -44,7 +38,7 @@ class Plan(NamedTuple):
     handled: int
 
 
-def plan(due_times: DueTimes, missed: str, handled: int, now_s: int) -> Plan:
+def plan(due_times: Cron, missed: str, handled: int, now_s: int) -> Plan:
     """Return what to do about the due times after `handled`, up to now."""
     found = latest(due_times, handled, now_s, COUNTED_MAX)
     if not found:
@@ -58,7 +52,7 @@ def plan(due_times: DueTimes, missed: str, handled: int, now_s: int) -> Plan:
     return Plan(tuple(chosen), len(found) - len(chosen), found[-1])
 
 
-def latest(due_times: DueTimes, after_s: int, until_s: int, count_max: int) -> list[int]:
+def latest(due_times: Cron, after_s: int, until_s: int, count_max: int) -> list[int]:
     """Return the due times after `after_s` up to `until_s`, but only the last `count_max`.
 
     The search begins shortly before `until_s`, and further back only if it has not found enough.
@@ -66,7 +60,7 @@ def latest(due_times: DueTimes, after_s: int, until_s: int, count_max: int) -> l
     span_s = _SPAN_S
     while True:
         begin = max(after_s, until_s - span_s)
-        found = list(takewhile(lambda due: due <= until_s, due_times.after(begin)))
-        if begin == after_s or len(found) >= count_max:
-            return found[-count_max:]
+        times = list(takewhile(lambda due: due <= until_s, due_times.after(begin)))
+        if begin == after_s or len(times) >= count_max:
+            return times[-count_max:]
         span_s *= 8

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final
 
 from ...transport.block.block import Block
 from ...transport.client.blocking.producer import Producer
@@ -45,29 +45,19 @@ from .plan import plan
 CALL_S: Final = 5.0
 
 
-class Transactions(Protocol):
-    """The transactions of topics, as a run uses them. All methods raise `ZsqError`."""
-
-    def last(self, topic: str, app: str) -> int:
-        """Return the last version of the app that the topic has on its disk, or -1."""
-        ...
-
-    def commit(self, topic: str, app: str, version: int, block: Block) -> bool:
-        """Commit the block. Return False if the topic had this version or a later one before."""
-        ...
-
-
 class TopicTransactions:
-    """The transactions of the topics of the broker at `url`."""
+    """The transactions of the topics of the broker at `url`. All methods raise `ZsqError`."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def last(self, topic: str, app: str) -> int:
+        """Return the last version of the app that the topic has on its disk, or -1."""
         with self._committer(topic) as committer:
             return committer.version_here(app)
 
     def commit(self, topic: str, app: str, version: int, block: Block) -> bool:
+        """Commit the block. Return False if the topic had this version or a later one before."""
         with StageWriter(self._url, topic, app, version, timeout=CALL_S, create=False) as writer:
             writer.push(block)
             part = writer.seal()
@@ -82,7 +72,7 @@ class TopicTransactions:
         return StageCommitter(self._url, topic, timeout=CALL_S, create=False)
 
 
-def carry_out(run: Run, transactions: Transactions, now_s: Callable[[], float]) -> Outcome:
+def carry_out(run: Run, transactions: TopicTransactions, now_s: Callable[[], float]) -> Outcome:
     """Publish what is due now. Errors of the topic are in the outcome."""
     app, last, published, left_out = run.schedule.app, run.last, 0, 0
     handled, trouble = max(run.handled, run.schedule.since), ""
@@ -90,15 +80,17 @@ def carry_out(run: Run, transactions: Transactions, now_s: Callable[[], float]) 
         if last is None:
             last = transactions.last(run.topic, app)
         handled = max(handled, last)
-        found = plan(run.cron, run.schedule.missed, handled, int(now_s()))
-        for due in found.publish:
+        decision = plan(run.cron, run.schedule.missed, handled, int(now_s()))
+        for due in decision.publish:
             if run.is_cancelled:
                 break
             published += transactions.commit(run.topic, app, due, message(run, due))
             last = handled = due
-            left_out = found.left_out  # those that are left out are before all that are published
+            left_out = (
+                decision.left_out
+            )  # those that are left out are before all that are published
         else:
-            left_out, handled = found.left_out, found.handled
+            left_out, handled = decision.left_out, decision.handled
     except ZsqError as error:
         last, trouble = None, str(error)
     return Outcome(last, handled, run.cron.first_after(handled), published, left_out, trouble)
@@ -109,25 +101,25 @@ def publish_once(url: str, order: RunSchedule, now_s: Callable[[], float]) -> No
 
     Raises `ZsqError`.
     """
-    one = from_row(order.row)
+    schedule = from_row(order.row)
     with Producer(url, timeout=CALL_S) as producer:
         producer.publish(
             order.topic,
-            one.body,
-            key=one.key,
-            tag=one.tag,
-            headers=_headers(order.name, one, int(now_s())),
+            schedule.body,
+            key=schedule.key,
+            tag=schedule.tag,
+            headers=_headers(order.name, schedule, int(now_s())),
         )
 
 
 def message(run: Run, due: int) -> Block:
     """Return the message of a due time."""
-    one = run.schedule
-    headers = _headers(run.name, one, due)
-    [block] = pack_many([one.body], None, None, [headers], key=one.key, tag=one.tag)
+    schedule = run.schedule
+    headers = _headers(run.name, schedule, due)
+    [block] = pack_many([schedule.body], None, None, [headers], key=schedule.key, tag=schedule.tag)
     return block
 
 
-def _headers(name: str, one: Schedule, due: int) -> dict[str, HeaderValue]:
+def _headers(name: str, schedule: Schedule, due: int) -> dict[str, HeaderValue]:
     when = datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {**one.headers, NAME_HEADER: name, DUE_HEADER: when}
+    return {**schedule.headers, NAME_HEADER: name, DUE_HEADER: when}

@@ -50,7 +50,7 @@ class Scheduler(Actor[SchedulerStart]):
         self._book.take(message.rows)
 
     def _run_once(self, message: p.RunSchedule) -> None:
-        thread = min(self._threads, key=lambda one: one.pending)
+        thread = min(self._threads, key=lambda worker: worker.pending)
         thread.submit(message, partial(publish_once, self.given.url, message, time.time))
 
     def on_turn(self) -> None:
@@ -102,6 +102,6 @@ def _outcome(run: Run, value: Any) -> Outcome:
     """Return the outcome of a run. An unexpected error of one schedule must not stop the others."""
     if isinstance(value, Outcome):
         return value
-    what = f"{type(value).__name__}: {value}"
-    log.error("schedule %s of topic %s: %s", run.name, run.topic, what, exc_info=value)
-    return Outcome(None, run.handled, None, trouble=what)
+    trouble = f"{type(value).__name__}: {value}"
+    log.error("schedule %s of topic %s: %s", run.name, run.topic, trouble, exc_info=value)
+    return Outcome(None, run.handled, None, trouble=trouble)

@@ -180,9 +180,9 @@ def _checked(own: dict[str, object], topic: str, channel: str) -> ChannelSetting
     Raises `UsageError` for settings that a channel with these names cannot have. Empty names are
     not checked.
     """
-    found = resolve(own)
+    settings = resolve(own)
     if "tags" in own:
-        own["tags"] = found.tags
-    if topic and channel and (found.dead_letter_topic or found.max_attempts):
-        dead_letter_topic(topic, channel, found)
-    return found
+        own["tags"] = settings.tags
+    if topic and channel and (settings.dead_letter_topic or settings.max_attempts):
+        dead_letter_topic(topic, channel, settings)
+    return settings

@@ -570,11 +570,11 @@ class ServeOptions:
 
     def of(self, kind: type[_OptionsT]) -> _OptionsT | None:
         """Return the options of an extension, or None if it is not used."""
-        return next((one for one in self.extensions if isinstance(one, kind)), None)
+        return next((options for options in self.extensions if isinstance(options, kind)), None)
 
     def having(self, options: object) -> ServeOptions:
         """Return these options with those of an extension replaced or added."""
-        kept = {type(one): one for one in (*self.extensions, options)}
+        kept = {type(extension): extension for extension in (*self.extensions, options)}
         return replace(self, extensions=tuple(kept.values()))
 
 

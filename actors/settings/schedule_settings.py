@@ -74,10 +74,10 @@ class Schedule:
 
 def check_schedule_name(name: object) -> str:
     """Return the name. Raises `UsageError` (E_BAD_NAME) if it is not legal as a topic's name."""
-    found = check_name(name, "schedule")  # type: ignore[arg-type] # it checks the type
-    if "#" in found:
-        raise UsageError(E_BAD_NAME, f"the name of a schedule cannot contain #: {found!r}")
-    return found
+    text = check_name(name, "schedule")  # type: ignore[arg-type] # it checks the type
+    if "#" in text:
+        raise UsageError(E_BAD_NAME, f"the name of a schedule cannot contain #: {text!r}")
+    return text
 
 
 def asked_schedule(asked: Mapping[str, object], uuid: str, since: int) -> Schedule:
@@ -114,13 +114,13 @@ def changed_schedule(before: Schedule, asked: Mapping[str, object], since: int) 
     if not changes:
         raise _wrong("give at least one change: cron, timezone, missed, body, tag, headers")
     now = {name: getattr(before, name) for name in _CHANGEABLE}
-    one = asked_schedule({**now, **changes}, before.uuid, since)
-    return replace(one, key=before.key, paused=before.paused)
+    schedule = asked_schedule({**now, **changes}, before.uuid, since)
+    return replace(schedule, key=before.key, paused=before.paused)
 
 
 def as_row(schedule: Schedule) -> dict[str, object]:
     """Return the schedule as the registry has it."""
-    found: dict[str, object] = {
+    row: dict[str, object] = {
         "uuid": schedule.uuid,
         "cron": schedule.cron,
         "timezone": schedule.timezone,
@@ -130,12 +130,12 @@ def as_row(schedule: Schedule) -> dict[str, object]:
         "body": base64.b64encode(schedule.body).decode(),
     }
     if schedule.key is not None:
-        found["key"] = base64.b64encode(schedule.key).decode()
+        row["key"] = base64.b64encode(schedule.key).decode()
     if schedule.tag is not None:
-        found["tag"] = schedule.tag
+        row["tag"] = schedule.tag
     if schedule.headers:
-        found["headers"] = dict(schedule.headers)
-    return found
+        row["headers"] = dict(schedule.headers)
+    return row
 
 
 def from_row(row: object) -> Schedule:
@@ -149,13 +149,13 @@ def from_row(row: object) -> Schedule:
         raise _wrong(f"since must be a time in seconds, not {repr(since)[:80]}")
     if type(paused) is not bool:
         raise _wrong(f"paused must be true or false, not {repr(paused)[:80]}")
-    asked: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: row[name] for name in row.keys() - {"uuid", "since", "paused", "body", "key"}
     }
-    asked["body"] = _bytes(row, "body")
+    values["body"] = _bytes(row, "body")
     if "key" in row:
-        asked["key"] = _bytes(row, "key")
-    return replace(asked_schedule(asked, uuid, since), paused=paused)
+        values["key"] = _bytes(row, "key")
+    return replace(asked_schedule(values, uuid, since), paused=paused)
 
 
 def _wrong(text: str) -> UsageError:
@@ -163,24 +163,24 @@ def _wrong(text: str) -> UsageError:
 
 
 def _text(asked: Mapping[str, object], name: str, default: str) -> str:
-    found = asked.get(name, default)
-    if not isinstance(found, str) or not 1 <= len(found) <= _TEXT_CHARS_MAX:
-        shown = repr(found)[:80]
+    value = asked.get(name, default)
+    if not isinstance(value, str) or not 1 <= len(value) <= _TEXT_CHARS_MAX:
+        shown = repr(value)[:80]
         raise _wrong(f"{name} must be text of 1 to {_TEXT_CHARS_MAX} characters, not {shown}")
-    return found
+    return value
 
 
-def _tag(found: object) -> str | None:
-    if not isinstance(found, str | None):
-        raise _wrong(f"tag must be text, not {type(found).__name__}")
-    _check_size("tag", (found or "").encode(errors="replace"), TAG_BYTES_MAX)
-    return found
+def _tag(value: object) -> str | None:
+    if not isinstance(value, str | None):
+        raise _wrong(f"tag must be text, not {type(value).__name__}")
+    _check_size("tag", (value or "").encode(errors="replace"), TAG_BYTES_MAX)
+    return value
 
 
-def _missed(found: object) -> str:
-    if not isinstance(found, str) or found not in MISSED:
-        raise _wrong(f"missed must be one of {', '.join(MISSED)}, not {repr(found)[:80]}")
-    return found
+def _missed(value: object) -> str:
+    if not isinstance(value, str) or value not in MISSED:
+        raise _wrong(f"missed must be one of {', '.join(MISSED)}, not {repr(value)[:80]}")
+    return value
 
 
 def _headers(found: object) -> Mapping[str, HeaderValue]:
@@ -210,10 +210,10 @@ def _check_size(what: str, data: bytes, size_max: int) -> None:
 
 
 def _bytes(row: Mapping[str, object], name: str) -> bytes:
-    found = row.get(name)
+    value = row.get(name)
     try:
-        if isinstance(found, str):
-            return base64.b64decode(found, validate=True)
+        if isinstance(value, str):
+            return base64.b64decode(value, validate=True)
     except (ValueError, binascii.Error):
         pass
-    raise _wrong(f"{name} must be base64, not {repr(found)[:80]}")
+    raise _wrong(f"{name} must be base64, not {repr(value)[:80]}")

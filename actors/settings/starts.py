@@ -7,6 +7,7 @@ They are pickled and sent to the actor's process. An extension has those of its 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from ...transport.block.block import MESSAGE_BYTES_MAX
 from ...transport.settings import NewChannelSettings, Retention
@@ -77,8 +78,8 @@ class TopicStart(ActorStart):
     message_bytes: int = 0
 
     def endpoints(self) -> tuple[str, ...]:
-        own = self.storage
-        return self.front, own.front, own.reader, own.stage, own.push
+        storage = self.storage
+        return self.front, storage.front, storage.reader, storage.stage, storage.push
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,17 @@ class GatewayStart(ActorStart):
 
     supervisor: str
     security: SecurityOptions = field(default_factory=SecurityOptions)
+
+
+_OptionsT = TypeVar("_OptionsT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorStart(GatewayStart, Generic[_OptionsT]):
+    """Start values of a gateway that has its own options."""
+
+    options: _OptionsT
+    message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from ..runtime.child import Failure, RestartIntensity
+
 if TYPE_CHECKING:
     from ...transport.reports import AlarmEvent, AlarmReceiver, DiskStats, RaisedAlarm
-    from ..runtime.child import RestartIntensity
+    from ...transport.settings import NewChannelSettings
     from ..runtime.process_table import Child
     from ..runtime.processes import Processes
     from ..runtime.pulses import ChannelPulse, StoragePulse, TopicPulse
@@ -51,71 +53,103 @@ class TopicFacts(Protocol):
         ...
 
 
-class TopicView(Protocol):
-    """A topic and its processes. `channels` has None for a channel whose process does not run."""
+@dataclass(slots=True, eq=False)
+class ChannelProcess:
+    """A channel of a topic, as the supervisor knows it."""
 
-    @property
-    def name(self) -> str: ...
+    child: Child | None = None
+    """None if the process was not started yet, or ended."""
+    predecessor: Child | None = None
+    """The process before it, with its last pulse."""
+    has_failed: bool = False
+    """True if the process failed too often, and stays stopped."""
+    new_settings: NewChannelSettings | None = None
+    """The settings of a channel that is being created."""
 
-    @property
-    def row(self) -> TopicFacts: ...
 
-    @property
-    def state(self) -> GroupState: ...
+class TopicProcesses:
+    """A topic and its processes, as far as statistics read them. `row` is its row of the registry.
 
-    @property
-    def failure(self) -> str: ...
+    `supervisor/topics/topic_group.py` starts and stops the processes.
+    """
 
-    @property
-    def restarts(self) -> RestartIntensity: ...
-
-    @property
-    def unsteady(self) -> tuple[str, ...]:
+    def __init__(self, name: str, row: TopicFacts) -> None:
+        self.name = name
+        self.row = row
+        self.state = GroupState.NEW
+        self.cause: Failure | None = None
+        """The reason of the last failure."""
+        self.restarts = RestartIntensity()
+        self.unsteady: tuple[str, ...] = ()
         """A text for each process that was restarted often lately."""
-        ...
+        self.topic: Child | None = None
+        self.predecessor: Child | None = None
+        self.channels: dict[str, ChannelProcess] = {}
 
     @property
-    def topic(self) -> Child | None: ...
+    def is_dormant(self) -> bool:
+        """True if no process of the topic runs, or if all are stopping because it is unused."""
+        return self.state in (GroupState.DOZING, GroupState.ASLEEP)
 
     @property
-    def channels(self) -> Mapping[str, Child | None]: ...
+    def failure(self) -> str:
+        """The reason why the topic is or was not up, or ""."""
+        return str(self.cause or "")
 
-    def failed_channels(self) -> frozenset[str]: ...
+    def child(self, channel: str) -> Child | None:
+        """Return the process of a channel, or the topic's for ""."""
+        if not channel:
+            return self.topic
+        return self.channels[channel].child if channel in self.channels else None
+
+    def processes(self) -> list[Child]:
+        """Return the processes of the topic and its channels. Some may have ended."""
+        children = (self.topic, *(channel.child for channel in self.channels.values()))
+        return [child for child in children if child is not None]
+
+    def failed_channels(self) -> list[str]:
+        """Return the channels that failed too often, in the order of their names."""
+        return sorted(name for name, channel in self.channels.items() if channel.has_failed)
 
     def reporter(self, channel: str = "") -> Child | None:
         """Return the process whose last pulse counts, for a channel or for the topic.
 
         Until a new process has reported, this is the one before it.
         """
-        ...
+        child = self.child(channel)
+        if child is not None and ("next_offset" if channel else "storage") in child.stats:
+            return child
+        owner = self.channels.get(channel, self)
+        return owner.predecessor or child
 
 
 _NOT_REPORTED: Final[Mapping[str, object]] = {}
 
 
-def topic_pulse(group: TopicView) -> TopicPulse:
+def topic_pulse(group: TopicProcesses) -> TopicPulse:
     """Return the last known pulse of the topic. It is the same object until the next pulse."""
     reporter = group.reporter()
     return cast("TopicPulse", reporter.stats if reporter is not None else _NOT_REPORTED)
 
 
-def storage_pulse(group: TopicView) -> StoragePulse:
+def storage_pulse(group: TopicProcesses) -> StoragePulse:
     """Return the storage's part of the topic's last pulse."""
     pulse: Mapping[str, object] = topic_pulse(group).get("storage", _NOT_REPORTED)
     return cast("StoragePulse", pulse)
 
 
-def is_known(group: TopicView, channel: str) -> bool:
+def is_known(group: TopicProcesses, channel: str) -> bool:
     """Return True if a channel's process has sent a pulse, and the pulse is still valid.
 
     The pulse is valid while the process runs, and while its topic sleeps.
     """
-    child = group.channels.get(channel)
-    asleep = group.state in (GroupState.DOZING, GroupState.ASLEEP)
-    return child is not None and (child.state == "up" or asleep) and "next_offset" in child.stats
+    child = group.child(channel)
+    if child is None or "next_offset" not in child.stats:
+        return False
+    return child.state == "up" or group.is_dormant
 
 
-def channel_pulse(group: TopicView, channel: str) -> ChannelPulse:
+def channel_pulse(group: TopicProcesses, channel: str) -> ChannelPulse:
     """Return the last known pulse of a channel."""
     reporter = group.reporter(channel)
     return cast("ChannelPulse", reporter.stats if reporter is not None else _NOT_REPORTED)
@@ -157,7 +191,7 @@ class BrokerView:
     node: int
     uuid: str
     started: float
-    groups: Mapping[str, TopicView]
+    groups: Mapping[str, TopicProcesses]
     processes: Processes
     singles: Mapping[int, Child]
     disk: DiskView

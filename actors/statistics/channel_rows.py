@@ -13,7 +13,7 @@ from .broker_view import channel_pulse, is_known, storage_pulse, topic_pulse
 from .schema import ENDS, defaults
 
 if TYPE_CHECKING:
-    from .broker_view import TopicView
+    from .broker_view import TopicProcesses
     from .gathering import Details
 
 DEFERRED_FULL: Final = (
@@ -40,7 +40,7 @@ _NOT_SHOWN: Final = {*ChannelPulse.__annotations__, *ChannelDetails.__annotation
 
 
 def channel_rows(
-    group: TopicView, end: int, wall_ns: int, details: Details | None = None
+    group: TopicProcesses, end: int, wall_ns: int, details: Details | None = None
 ) -> list[ChannelStats]:
     """Return the rows of a topic's channels.
 
@@ -50,10 +50,11 @@ def channel_rows(
     topic, oldest = topic_pulse(group), storage_pulse(group).get("oldest_ns", {})
     coming = 0.0 if topic.get("paused") else float(topic.get("rates", {}).get("message_count", 0.0))
     rows = []
-    for name, child in group.channels.items():
+    for name, channel in group.channels.items():
+        child = channel.child
         stats = channel_pulse(group, name)
-        asked = details.get(child.spec.key, {}) if child is not None and details else {}
-        row = _row(name, stats, asked, waiting(group, name, end), end, coming, coming_recent(topic))
+        reply = details.get(child.spec.key, {}) if child is not None and details else {}
+        row = _row(name, stats, reply, waiting(group, name, end), end, coming, coming_recent(topic))
         row["oldest_message_age_s"] = age_s(
             row["depth"] + held(stats), oldest.get(name, 0), wall_ns
         )
@@ -62,7 +63,7 @@ def channel_rows(
             said_of(stats) or "OK"
             if is_known(group, name)
             else "failed"
-            if name in group.failed_channels()
+            if channel.has_failed
             else "starting"
         )
         rows.append(row)
@@ -117,7 +118,7 @@ def held(stats: ChannelPulse) -> int:
     )
 
 
-def visible_end(group: TopicView) -> int:
+def visible_end(group: TopicProcesses) -> int:
     """Return the end of the messages that channels may see: the pause, or the end of the log.
 
     The storage's end may be ahead of the topic's for a moment. Then the storage's end counts.
@@ -134,7 +135,7 @@ def depth(stats: ChannelPulse, end: int) -> int:
     )
 
 
-def waiting(group: TopicView, channel: str, end: int) -> int:
+def waiting(group: TopicProcesses, channel: str, end: int) -> int:
     """Return the number of messages up to `end` that wait in a channel, or 0 if it is not known.
 
     All views get this number from here. It is never below what the channel itself has reported.
@@ -145,7 +146,7 @@ def waiting(group: TopicView, channel: str, end: int) -> int:
     return max(stats.get("depth", 0), depth(stats, end))
 
 
-def settled_end(group: TopicView, channel: str, now_ns: int) -> int:
+def settled_end(group: TopicProcesses, channel: str, now_ns: int) -> int:
     """Return the offset up to which the last pulse of a channel counts its messages.
 
     A channel that has consumers moves between its own pulse and that of its topic. Messages that
@@ -160,7 +161,9 @@ def settled_end(group: TopicView, channel: str, now_ns: int) -> int:
     return min(end, child.topic_end) if now_ns - child.pulsed_ns < ACTIVE_NS else end
 
 
-def backlog(group: TopicView, channel: str, now_ns: int, wall_ns: int) -> dict[str, float | None]:
+def backlog(
+    group: TopicProcesses, channel: str, now_ns: int, wall_ns: int
+) -> dict[str, float | None]:
     """Return the values that alarms watch, for a channel that has sent a pulse.
 
     This is cheaper than a whole row.

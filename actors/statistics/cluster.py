@@ -75,7 +75,7 @@ class Seen(NamedTuple):
         return int(self.bucket.get("epoch", 0))
 
     def addresses(self, name: str) -> tuple[str, ...]:
-        """Return the URLs in a field of the bucket. A broker of an older version has none."""
+        """Return the URLs in a field of the bucket, or () without the field."""
         return tuple(filter(None, str(self.bucket.get(name, "")).split(",")))
 
 
@@ -253,17 +253,17 @@ def broker_row(
 ) -> tuple[BrokerRow, Seen | None]:
     """Return the row of a broker, and what its primary says, if one answers."""
     newest = max(
-        (one.seen.epoch for one in answers if one.seen and one.seen.uuid == broker["uuid"]),
+        (seen.epoch for _, seen, *_ in answers if seen and seen.uuid == broker["uuid"]),
         default=0,
     )
-    roles = [(role_of(one, broker["uuid"], newest), one) for one in answers]
+    roles = [(role_of(answer, broker["uuid"], newest), answer) for answer in answers]
     role, best = min(
-        roles, key=lambda found: ROLES.index(found[0]), default=(AWAY, Answer("", why="not asked"))
+        roles, key=lambda pair: ROLES.index(pair[0]), default=(AWAY, Answer("", why="not asked"))
     )
     seen = best.seen if role == PRIMARY else None
     places = _places(roles, broker, seen)
     bucket = seen.bucket if seen is not None else {}
-    whys = [one.why for found, one in roles if one.why and found != STANDBY]
+    whys = [answer.why for name, answer in roles if answer.why and name != STANDBY]
     row: BrokerRow = {
         "number": broker["number"],
         "uuid": broker["uuid"],
@@ -282,8 +282,8 @@ def broker_row(
     }
     # Without the bucket, a standby cannot take over.
     if seen is not None and bucket.get("standbys") and not bucket.get("trouble"):
-        urls = [one["url"] for one in places if one["role"] == PRIMARY]
-        urls += [one["url"] for one in places if one["role"] == STANDBY]
+        urls = [place["url"] for place in places if place["role"] == PRIMARY]
+        urls += [place["url"] for place in places if place["role"] == STANDBY]
         row["handover"] = handover_command([*urls, *seen.addresses("standby_addresses")])
     return row, seen
 
@@ -314,15 +314,15 @@ def _places(
 
     The broker that was asked for the cluster says its own addresses, so they need no answer.
     """
-    found: dict[str, PlaceRow] = {}
-    for role, one in roles:
-        if one.url:
-            epoch = one.seen.epoch if one.seen is not None and one.seen.bucket else None
-            found[one.url] = {"url": one.url, "role": role, "epoch": epoch, "why": one.why}
+    rows: dict[str, PlaceRow] = {}
+    for role, answer in roles:
+        if answer.url:
+            epoch = answer.seen.epoch if answer.seen is not None and answer.seen.bucket else None
+            rows[answer.url] = {"url": answer.url, "role": role, "epoch": epoch, "why": answer.why}
     if seen is not None:
         for url in seen.addresses("addresses"):
-            found.setdefault(url, {"url": url, "role": PRIMARY, "epoch": seen.epoch, "why": ""})
-    return sorted(found.values(), key=lambda row: ROLES.index(row["role"]))
+            rows.setdefault(url, {"url": url, "role": PRIMARY, "epoch": seen.epoch, "why": ""})
+    return sorted(rows.values(), key=lambda row: ROLES.index(row["role"]))
 
 
 def topic_row(topic: ClusterTopic, seen: Mapping[int, Seen | None]) -> TopicRow:
@@ -331,7 +331,7 @@ def topic_row(topic: ClusterTopic, seen: Mapping[int, Seen | None]) -> TopicRow:
     channels: dict[str, int] = {}
     for part, broker in enumerate(topic["parts"]):
         name, of_broker = part_name(topic["topic"], part), seen.get(broker)
-        one = of_broker.parts.get(name) if of_broker is not None else None
+        seen_part = of_broker.parts.get(name) if of_broker is not None else None
         row: PartRow = {
             "part": part,
             "name": name,
@@ -346,13 +346,13 @@ def topic_row(topic: ClusterTopic, seen: Mapping[int, Seen | None]) -> TopicRow:
             "lag_s": None,
             "channels": {},
         }
-        if one is not None:
-            row["state"] = one.state if one.health == "OK" else one.health
-            row["closed"] = row["closed"] or bool(one.closed)
-            row["start"], row["head"] = one.start, one.head
-            row["messages"], row["backlog"] = one.kept, one.backlog
-            row["lag_s"], row["channels"] = one.lag_s, dict(one.channels)
-            for channel, depth in one.channels.items():
+        if seen_part is not None:
+            row["state"] = seen_part.state if seen_part.health == "OK" else seen_part.health
+            row["closed"] = row["closed"] or bool(seen_part.closed)
+            row["start"], row["head"] = seen_part.start, seen_part.head
+            row["messages"], row["backlog"] = seen_part.kept, seen_part.backlog
+            row["lag_s"], row["channels"] = seen_part.lag_s, dict(seen_part.channels)
+            for channel, depth in seen_part.channels.items():
                 channels[channel] = channels.get(channel, 0) + depth
         parts.append(row)
     known = [row for row in parts if row["messages"] is not None]

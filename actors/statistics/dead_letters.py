@@ -14,18 +14,18 @@ from typing import Final
 from ...transport.client.core.redrive import CHANNEL
 from ...transport.settings import ChannelOptions
 from ..settings.channel_settings import default_dead_letter_topic
-from .broker_view import TopicView, channel_pulse, is_known, storage_pulse
+from .broker_view import TopicProcesses, channel_pulse, is_known, storage_pulse
 from .channel_rows import held, visible_end, waiting
 
 _NO_SETTINGS: Final[ChannelOptions] = {}
 
 
-def senders(groups: Mapping[str, TopicView]) -> dict[str, list[ChannelOptions]]:
+def senders(groups: Mapping[str, TopicProcesses]) -> dict[str, list[ChannelOptions]]:
     """Return the dead-letter topics, each with the settings of the channels that send to it.
 
     A topic whose channels were deleted has no senders, but is still a dead-letter topic.
     """
-    found: dict[str, list[ChannelOptions]] = {
+    settings_by_topic: dict[str, list[ChannelOptions]] = {
         name: [] for name, group in groups.items() if group.row.dead_letters_of
     }
     for topic, group in groups.items():
@@ -33,12 +33,12 @@ def senders(groups: Mapping[str, TopicView]) -> dict[str, list[ChannelOptions]]:
             settings = channel_pulse(group, channel).get("settings", _NO_SETTINGS)
             chosen = settings.get("dead_letter_topic")
             name = chosen or default_dead_letter_topic(topic, channel)
-            if name in found or (chosen and name in groups):
-                found.setdefault(name, []).append(settings)
-    return found
+            if name in settings_by_topic or (chosen and name in groups):
+                settings_by_topic.setdefault(name, []).append(settings)
+    return settings_by_topic
 
 
-def letter_count(group: TopicView) -> int | None:
+def letter_count(group: TopicProcesses) -> int | None:
     """Return the number of dead letters that were not sent back, or None if it is not known."""
     if CHANNEL not in group.channels:
         return storage_pulse(group).get("kept_count", 0)

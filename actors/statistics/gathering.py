@@ -78,13 +78,13 @@ class Gatherings:
         self._request += 1
         children, send = self._processes.children, self._processes.send
         message = p.Ask(self._request, detailed)
-        asked = {key for key in keys if key in children and send(children[key], message)}
+        awaited = {key for key in keys if key in children and send(children[key], message)}
         self._by_scope[scope] = self._request
         self._add(
             _Open(
-                asked,
+                awaited,
                 then,
-                time.monotonic_ns() + int(patience_s(len(asked)) * NS_PER_S),
+                time.monotonic_ns() + int(patience_s(len(awaited)) * NS_PER_S),
                 scope=scope,
             )
         )

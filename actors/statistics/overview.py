@@ -19,7 +19,7 @@ from ...transport.wire.admin_requests import OverviewRequest
 from .broker_view import (
     BrokerView,
     DiskView,
-    TopicView,
+    TopicProcesses,
     channel_pulse,
     is_known,
     storage_pulse,
@@ -88,23 +88,23 @@ class Overview:
         """Return an overview. `since` is the version that the client has."""
         since = request.since
         self._refresh(time.monotonic_ns())
-        whole = not self._whole <= since <= self._version
+        is_whole = not self._whole <= since <= self._version
         topics: dict[str, tuple[Row, dict[str, Row]]] = {}
         for name, known in self._topics.items():
             channels = {
                 channel: known_channel.row
                 for channel, known_channel in self._channels[name].items()
-                if whole or known_channel.version > since
+                if is_whole or known_channel.version > since
             }
-            if whole or channels or known.version > since:
-                topics[name] = (known.row if whole or known.version > since else (), channels)
+            if is_whole or channels or known.version > since:
+                topics[name] = (known.row if is_whole or known.version > since else (), channels)
         overview: answers.OverviewAnswer = {
             "version": self._version,
-            "whole": whole,
+            "whole": is_whole,
             "topics": topics,
             "broker": self._broker(),
         }
-        if whole:
+        if is_whole:
             overview["topic_fields"], overview["channel_fields"] = TOPIC_FIELDS, CHANNEL_FIELDS
         if request.processes:
             # The rows have no memory sizes. To read the sizes of a thousand processes would take as
@@ -165,14 +165,14 @@ class Overview:
         if not same:
             self._whole = self._version
 
-    def _of_channels(self, group: TopicView, rows: dict[str, _Known], now_ns: int) -> bool:
+    def _of_channels(self, group: TopicProcesses, rows: dict[str, _Known], now_ns: int) -> bool:
         """Refresh the rows of channels. Return True if any has changed."""
         topic = topic_pulse(group)
-        failed = group.failed_channels()
         changed = False
-        for name in group.channels:
+        for name, channel in group.channels.items():
             known = rows.get(name) or rows.setdefault(name, _Known())
-            health = "" if is_known(group, name) else "failed" if name in failed else "starting"
+            unknown = "failed" if channel.has_failed else "starting"
+            health = "" if is_known(group, name) else unknown
             stats = channel_pulse(group, name)
             end = settled_end(group, name, now_ns)
             is_same = known.stats is stats and known.topic is topic and known.health == health
@@ -184,7 +184,9 @@ class Overview:
                 known.row, known.version, changed = row, self._version, True
         return changed
 
-    def _of_topic(self, group: TopicView, known: _Known, changed: bool, has_letters: bool) -> None:
+    def _of_topic(
+        self, group: TopicProcesses, known: _Known, changed: bool, has_letters: bool
+    ) -> None:
         made_of = (
             topic_pulse(group),
             group.state,
@@ -249,7 +251,7 @@ def _oldest(unfinished: int, oldest_ns: int) -> int:
     return (oldest_ns or NOT_KNOWN) if unfinished else 0
 
 
-def _channel_row(group: TopicView, name: str, health: str, counted_to: int) -> Row:
+def _channel_row(group: TopicProcesses, name: str, health: str, counted_to: int) -> Row:
     stats, topic, storage = channel_pulse(group, name), topic_pulse(group), storage_pulse(group)
     channel_ns = _pulsed_ns(group, name)
     rates = stats.get("rates", _NOTHING)
@@ -278,7 +280,7 @@ def _channel_row(group: TopicView, name: str, health: str, counted_to: int) -> R
             for names in _COUNTED.values()
         ],
         coming,
-        round(sum(rates.get(one, 0.0) for one in ENDS), 3),
+        round(sum(rates.get(end_name, 0.0) for end_name in ENDS), 3),
         _known_or(
             drain_s(
                 waits + get("in_flight_count", 0), get("rates_recent", rates), coming_recent(topic)
@@ -290,7 +292,7 @@ def _channel_row(group: TopicView, name: str, health: str, counted_to: int) -> R
     )
 
 
-def _pulsed_ns(group: TopicView, channel: str = "") -> int:
+def _pulsed_ns(group: TopicProcesses, channel: str = "") -> int:
     reporter = group.reporter(channel)
     return reporter.pulsed_ns if reporter is not None else 0
 
@@ -306,12 +308,12 @@ _DEPTH, _HELD = (
 
 
 def _topic_row(
-    group: TopicView, channels: dict[str, _Known], disk: DiskView, letters: int | None
+    group: TopicProcesses, channels: dict[str, _Known], disk: DiskView, letters: int | None
 ) -> Row:
     topic, storage = topic_pulse(group), storage_pulse(group)
     rates = topic.get("rates", _NOTHING)
     waiting = behind_pause(group) if group.channels else waiting_count(group)
-    rows = [one.row for one in channels.values()]
+    rows = [known.row for known in channels.values()]
     delayed = storage.get("delayed_count", 0)
     backlog = max([row[_DEPTH] + sum(row[_HELD]) for row in rows], default=0)
     by_name: Mapping[str, Any] = storage

@@ -22,7 +22,6 @@ _VIEW: Final = "statistics/statistics.py"
 _METRICS: Final = "gateways/http/api/metrics.py"
 _RETENTION: Final = "storage/retention.py"
 _DELAYED: Final = "storage/delayed.py"
-_BOOK: Final = "schedules/book.py"
 _ROW: Final = "statistics/channel_rows.py"
 _CORE: Final = "channel/core.py"
 _MEASURED: Final = "channel/measurements.py"
@@ -58,11 +57,6 @@ _BROKER: Final = (
     _S("broker", "gateways", "rows", _VIEW, "NSQ gateways that are up", default=[]),
     _S("broker", "disk", "row", _VIEW, "the file system of the data directory", default={}),
     _S("broker", "clients_left_out", "rows", _VIEW, "rows of clients that the answer had no room for; left out where it is 0"),
-    _S("broker", "schedules", "row", "statistics/schema.py", "the schedules of all topics; left out without one", default={}),
-    _S("schedules", "count", "schedules", _BOOK, "schedules of all topics", metric="zsq_schedules"),
-    _S("schedules", "failing", "schedules", _BOOK, "schedules that cannot publish now", metric="zsq_schedules_failing"),
-    _S("schedules", "published_count", "messages", _BOOK, "messages that schedules have published", metric="zsq_schedule_messages_total"),
-    _S("schedules", "missed_count", "due times", _BOOK, "due times that were missed and left out", metric="zsq_schedule_missed_total"),
     _S("gateway", "name", "text", _VIEW, "name of the gateway's process", default=""),
     _S("gateway", "kind", "text", _VIEW, "`nsq_gateway`", default=""),
     _S("gateway", "connections", "connections", "gateways/nsq/gateway.py", "open connections of NSQ clients", metric="zsq_nsq_connections"),
@@ -294,9 +288,8 @@ STATISTICS: Final[tuple[Statistic, ...]] = (
     *_BROKER, *_TOPIC, *_CHANNEL, *_CONSUMER, *_PROCESS,
     *(row for extension in _EXTENSIONS for row in extension.rows),
 )  # fmt: skip
-SECTIONS: Final[tuple[Section, ...]] = (
-    Section("schedules", "scheduler"),
-    *(section for extension in _EXTENSIONS for section in extension.sections),
+SECTIONS: Final[tuple[Section, ...]] = tuple(
+    section for extension in _EXTENSIONS for section in extension.sections
 )
 METRICS: Final = tuple(row for row in STATISTICS if row.metric)
 

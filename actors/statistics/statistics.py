@@ -37,7 +37,7 @@ from .broker_view import (
     BrokerView,
     DiskView,
     GroupState,
-    TopicView,
+    TopicProcesses,
     channel_pulse,
     is_known,
     storage_pulse,
@@ -101,7 +101,7 @@ def _merged(client: ConsumerStats, rows: Sequence[Mapping[str, object] | None]) 
 FAILED_NAMED: Final = 20
 
 
-def unfinished(group: TopicView, channel: str = "", end: int = 0) -> int | None:
+def unfinished(group: TopicProcesses, channel: str = "", end: int = 0) -> int | None:
     """Return the number of unfinished messages of a channel.
 
     Without `channel` it is that of the channel with the most. Without channels it is the number of
@@ -122,12 +122,12 @@ def unfinished(group: TopicView, channel: str = "", end: int = 0) -> int | None:
     return delayed + waiting_count(group, end)
 
 
-def reach(group: TopicView) -> dict[str, int]:
+def reach(group: TopicProcesses) -> dict[str, int]:
     """Return the offsets between which a channel of this topic can be."""
     return {"start": storage_pulse(group).get("start", 0), "head": visible_end(group)}
 
 
-def waiting_count(group: TopicView, end: int = 0) -> int:
+def waiting_count(group: TopicProcesses, end: int = 0) -> int:
     """Return the number of messages that wait for a first channel.
 
     For `end`, see `unfinished`.
@@ -137,12 +137,12 @@ def waiting_count(group: TopicView, end: int = 0) -> int:
     return unread(stats.get("waiting", 0), head, stats.get("gaps", ()))
 
 
-def log_head(group: TopicView) -> int:
+def log_head(group: TopicProcesses) -> int:
     """Return the log's end as in the newest pulses, even if channels may not read up to it."""
     return max(topic_pulse(group).get("head", 0), storage_pulse(group).get("head", 0))
 
 
-def behind_pause(group: TopicView) -> int:
+def behind_pause(group: TopicProcesses) -> int:
     """Return the number of messages that wait for the topic to be unpaused.
 
     They belong to the topic and not to a channel yet, as in NSQ.
@@ -155,7 +155,7 @@ def behind_pause(group: TopicView) -> int:
     return unread(first, log_head(group), storage.get("gaps", ()))
 
 
-def total_depth(group: TopicView) -> int:
+def total_depth(group: TopicProcesses) -> int:
     """Return how many messages wait in all channels together, and for a channel or an unpause.
 
     It counts what is known: a channel that has never reported counts as empty.
@@ -165,12 +165,12 @@ def total_depth(group: TopicView) -> int:
     return in_channels + (behind_pause(group) if group.channels else waiting_count(group))
 
 
-def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) -> list[str]:
+def said_of_topic(group: TopicProcesses, disk: DiskView, alarms: Iterable[str] = ()) -> list[str]:
     """Return a text for each problem of a topic. `alarms` are the alarms about its numbers."""
     return troubles_of_topic(group, disk) + [f"alarm: {text}" for text in alarms]
 
 
-def troubles_of_topic(group: TopicView, disk: DiskView) -> list[str]:
+def troubles_of_topic(group: TopicProcesses, disk: DiskView) -> list[str]:
     """Return a text for each problem of a topic that somebody has to look at."""
     if group.state not in REPORTED:
         return [f"{group.state.value} {group.failure}".strip()]
@@ -184,17 +184,17 @@ def troubles_of_topic(group: TopicView, disk: DiskView) -> list[str]:
         text for text in (storage.get("state_alarm"), storage.get("delayed_alarm")) if text
     ]
     full = _disk_full(group)
-    if full and not any(full in one for one in troubles):
+    if full and not any(full in trouble for trouble in troubles):
         troubles.append(_refused_text(group, disk, full))
     if storage.get("topic_full"):
         troubles.append(f"publishes are refused: {storage['topic_full']}")
-    troubles += [f"channel {name} failed too often" for name in sorted(group.failed_channels())]
+    troubles += [f"channel {name} failed too often" for name in group.failed_channels()]
     of_channels = {name: said_of(channel_pulse(group, name)) for name in group.channels}
     troubles += [f"channel {name} {text}" for name, text in sorted(of_channels.items()) if text]
     return [*troubles, *group.unsteady]
 
 
-def write_trouble(group: TopicView, disk: DiskView) -> str:
+def write_trouble(group: TopicProcesses, disk: DiskView) -> str:
     """Return the reason why published messages might not be stored now, or "".
 
     Alarms about backlogs, old damage and a first start do not count.
@@ -211,11 +211,11 @@ def write_trouble(group: TopicView, disk: DiskView) -> str:
     return "; ".join(troubles)
 
 
-def _disk_full(group: TopicView) -> str:
+def _disk_full(group: TopicProcesses) -> str:
     return storage_pulse(group).get("disk_full", "")
 
 
-def _refused_text(group: TopicView, disk: DiskView, full: str) -> str:
+def _refused_text(group: TopicProcesses, disk: DiskView, full: str) -> str:
     """Return why publishes are refused on a full disk.
 
     The text is short if the broker's health has the details.
@@ -224,7 +224,7 @@ def _refused_text(group: TopicView, disk: DiskView, full: str) -> str:
 
 
 def _topic(
-    view: BrokerView, group: TopicView, channel: str, wall_ns: int, details: Details
+    view: BrokerView, group: TopicProcesses, channel: str, wall_ns: int, details: Details
 ) -> TopicStats:
     topic, storage = topic_pulse(group), storage_pulse(group)
     of_topic = cast(
@@ -232,8 +232,8 @@ def _topic(
     )
     of_channels = [
         cast("ChannelDetails", details.get(child.spec.key, {}))
-        for child in group.channels.values()
-        if child is not None
+        for channel in group.channels.values()
+        if (child := channel.child) is not None
     ]
     waiting = behind_pause(group) if group.channels else waiting_count(group)
     rows = channel_rows(group, visible_end(group), wall_ns, details)
@@ -258,7 +258,9 @@ def _topic(
             unfinished(group) or waiting, storage.get("oldest_ns", {}).get("", 0), wall_ns
         ),
         "e2e_processing_latency": merged(
-            one["latency_bins"] for one in of_channels if "latency_bins" in one
+            channel_details["latency_bins"]
+            for channel_details in of_channels
+            if "latency_bins" in channel_details
         ),
         "paused": topic.get("paused", False),
         "asleep": group.state is GroupState.ASLEEP,
@@ -412,11 +414,11 @@ def section_rows(view: BrokerView) -> dict[str, Mapping[str, Any]]:
 def _gateway(child: Child) -> GatewayStats:
     """Return the row of an NSQ gateway; values are 0 before its first report."""
     counted = defaults("gateway")
-    found = {name: child.stats.get(name, 0) for name in counted} | {
+    stats = {name: child.stats.get(name, 0) for name in counted} | {
         "name": child.spec.title,
         "kind": child.spec.kind,
     }
-    return cast("GatewayStats", found)
+    return cast("GatewayStats", stats)
 
 
 _RowT = TypeVar("_RowT", ConsumerStats, ProducerStats, PublisherStats)

@@ -77,8 +77,8 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
     Raises `NotRebuilt` if no source exists, or if the sources contradict each other.
     """
     old = read_copy(files, str(data_dir / old_name))
-    found = _identities(files, data_dir)
-    if old is None and not any(found.values()):
+    identities = _identities(files, data_dir)
+    if old is None and not any(identities.values()):
         raise NotRebuilt(
             f"{old_name} is missing or damaged too, and no directory in topics/ has a readable "
             "identity file"
@@ -89,15 +89,19 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
         )
     else:
         rebuilt = Rebuilt(Content(uuid.uuid4().hex, 0), ["rebuilt from the topics' identity files"])
-    given = set() if old is None else set(range(1, old.next_number)) - _begun(old)
-    _add_topics(rebuilt, found, given)
+    used = set() if old is None else set(range(1, old.next_number)) - _begun(old)
+    _add_topics(rebuilt, identities, used)
     content = rebuilt.content
     # If the record of a begun import stayed, the next start would remove the directories of that
     # import. One of them may be a topic whose identity cannot be read.
     content.imports = {
         digest: record for digest, record in content.imports.items() if record["state"] != "begun"
     }
-    numbers = [*found, *_trashed(files, data_dir), *(row.number for row in content.topics.values())]
+    numbers = [
+        *identities,
+        *_trashed(files, data_dir),
+        *(row.number for row in content.topics.values()),
+    ]
     content.next_number = max([content.next_number, *(number + 1 for number in numbers)])
     if old is None:
         rebuilt.said.append(
@@ -114,16 +118,16 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
 def _identities(files: Files, data_dir: Path) -> dict[int, TopicIdentity | None]:
     """Return the topics' identities by number. A missing or damaged identity is None."""
     folder = str(data_dir / "topics")
-    found: dict[int, TopicIdentity | None] = {}
+    identities: dict[int, TopicIdentity | None] = {}
     for name in files.list(folder) if files.exists(folder) else ():
         if _FOLDER.fullmatch(name):
             try:
-                found[int(name)] = read_identity(files, f"{folder}/{name}")
+                identities[int(name)] = read_identity(files, f"{folder}/{name}")
             except ForeignDirectory as error:
                 raise NotRebuilt(str(error)) from None
             except OSError:
-                found[int(name)] = None
-    return found
+                identities[int(name)] = None
+    return identities
 
 
 def _trashed(files: Files, data_dir: Path) -> list[int]:
@@ -141,15 +145,17 @@ def _begun(old: Content) -> set[int]:
     }
 
 
-def _add_topics(rebuilt: Rebuilt, found: dict[int, TopicIdentity | None], given: set[int]) -> None:
+def _add_topics(
+    rebuilt: Rebuilt, identities: dict[int, TopicIdentity | None], used: set[int]
+) -> None:
     topics = rebuilt.content.topics
     rows = {row.number for row in topics.values()}
     added = []
-    for number, identity in sorted(found.items()):
+    for number, identity in sorted(identities.items()):
         if number in rows:
             continue
         shown = f"topics/{number:06d}"
-        if number in given:
+        if number in used:
             rebuilt.said.append(
                 f"{shown} was not a topic before the last change: left out, its files were not "
                 "changed"
@@ -162,7 +168,7 @@ def _add_topics(rebuilt: Rebuilt, found: dict[int, TopicIdentity | None], given:
         else:
             row = TopicRow(number, identity.uuid, "always", identity.base_offset, "live")
             for name, other in list(topics.items()):
-                if other.state == "deleting" and other.number not in found:
+                if other.state == "deleting" and other.number not in identities:
                     del topics[name]  # its files were removed, and a new topic may have its name
                     continue
                 if name == identity.name or other.uuid == row.uuid:
@@ -173,7 +179,7 @@ def _add_topics(rebuilt: Rebuilt, found: dict[int, TopicIdentity | None], given:
             topics[identity.name] = row
             added.append(f"{identity.name} ({shown})")
     for row in topics.values():
-        if row.state == "new" and row.number in found:
+        if row.state == "new" and row.number in identities:
             row.state = "live"
     if added:
         rebuilt.said.append(
@@ -356,21 +362,21 @@ def clear_imports(files: Files, data_dir: Path, registry: Registry) -> list[str]
         str(data_dir / ASIDE),
         *(str(data_dir / "topics" / f"{number:06d}") for number in sorted(numbers)),
     ]
-    found = [path for path in paths if files.exists(path)]
-    for path in found:
+    remains = [path for path in paths if files.exists(path)]
+    for path in remains:
         files.remove_tree(path)
     if begun:
         files.sync_folder(str(data_dir / "topics"))
         for digest in begun:
             del registry.imports[digest]
         registry.save()
-    return found
+    return remains
 
 
 def clear_imports_at_start(files: Files, data_dir: Path, registry: Registry) -> None:
     """Call `clear_imports`, but log its failure, so that the broker starts nevertheless."""
     try:
-        found = clear_imports(files, data_dir, registry)
+        cleared = clear_imports(files, data_dir, registry)
     except (OSError, Refused) as error:
         log.error(
             (
@@ -381,11 +387,11 @@ def clear_imports_at_start(files: Files, data_dir: Path, registry: Registry) -> 
             error,
         )
         return
-    if found:
+    if cleared:
         log.warning(
             (
                 "an import from nsqd was interrupted; its files were removed (%s): run `zsq "
                 "import-nsqd` again"
             ),
-            ", ".join(found),
+            ", ".join(cleared),
         )

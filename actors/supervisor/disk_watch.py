@@ -124,19 +124,19 @@ class DiskWatch:
         self._due_ns = now_ns + options.PULSE_MS * 1_000_000
         self._measure()
         wall_ns = time.time_ns()
-        told = self._state.see(self._trouble(), now_ns, wall_ns)
+        change = self._state.see(self._trouble(), now_ns, wall_ns)
         refused = self.count_refused() - self._refused_before
         lasted_s = (wall_ns - self._state.began_wall_ns) / _S
-        if told == "over":
+        if change == "over":
             log.warning(
                 "the disk has space again after %.0f s; %d publishes were refused in that time",
                 lasted_s,
                 refused,
             )
             self._events.append(self._event("cleared", wall_ns))
-        elif told:
+        elif change:
             log.error("%s (for %.0f s; %d publishes refused)", self._state.text, lasted_s, refused)
-            if told == "began":
+            if change == "began":
                 self._events.append(self._event("raised", wall_ns))
         if not self._state.text:
             self._refused_before = self._refused.total
@@ -157,9 +157,9 @@ class DiskWatch:
         return self.free_bytes is not None and self.free_bytes < self.reserve_bytes
 
     def _trouble(self) -> str:
-        said = []
+        texts = []
         if self.free_bytes is not None and self._is_below_reserve:
-            said.append(describe(self._directory, self.free_bytes, self.reserve_bytes))
+            texts.append(describe(self._directory, self.free_bytes, self.reserve_bytes))
         full = {
             name: text
             for name, group in self._broker.groups.items()
@@ -167,11 +167,11 @@ class DiskWatch:
         }
         if full:
             named = sorted(full)[:TOPICS_NAMED]
-            self._of_memory = not said and named[0].endswith(EPHEMERAL_SUFFIX)
+            self._of_memory = not texts and named[0].endswith(EPHEMERAL_SUFFIX)
             more = f" and {len(full) - len(named)} more" if len(full) > len(named) else ""
             topics = f"topic{'s' if len(full) > 1 else ''} {', '.join(named)}{more}"
-            said = [f"publishes to {topics} are refused: {said[0] if said else full[named[0]]}"]
-        return f"the disk is full: {said[0]}" if said else ""
+            texts = [f"publishes to {topics} are refused: {texts[0] if texts else full[named[0]]}"]
+        return f"the disk is full: {texts[0]}" if texts else ""
 
     def count_refused(self) -> int:
         """Return how many publishes were refused for lack of space since the broker's start.

@@ -8,7 +8,7 @@ knows no alarms and no bucket.
 |---|---|
 | Time and settings | `tick`, `reloaded` |
 | Processes | `pulse`, `hears`, `forget_topic` |
-| Requests and reports | `answers`, `conditions`, `alarms` |
+| Requests and reports | `handlers`, `trouble`, `conditions`, `alarms` |
 | The end of the broker | `hand_over`, `stopping`, `may_end` |
 """
 
@@ -16,20 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ...transport.wire.admin_requests import AdminRequest
 from ..runtime.extensions import filled
 from ..runtime.port import Mail
 from ..runtime.process_table import Child
 from ..settings.options import ServeOptions
 from ..statistics.broker_view import AlarmsView
+from .commands.requests import Handlers, Requests
 from .disk_watch import DiskWatch
 from .singles import Singles
 from .topics.broker_state import BrokerState
-
-# For each type of administrative request, the function that returns its answer.
-Answers = Mapping[type[AdminRequest[Any]], Callable[[Any], Mapping[str, object]]]
 
 
 class Condition(NamedTuple):
@@ -51,6 +48,7 @@ class SupervisorParts:
     """
 
     state: BrokerState
+    requests: Requests
     singles: Singles
     disk: DiskWatch
     conditions: Callable[[], Mapping[str, Condition]]
@@ -88,9 +86,15 @@ class SupervisorExtension:
 
     # Requests and reports
 
-    def answers(self) -> Answers:
-        """Return a function for each request that the extension answers, by its type."""
+    def handlers(self) -> Handlers:
+        """Return a handler for each request that the extension carries out, by its type. A handler
+        raises `ZsqError` if the request is refused.
+        """
         return {}
+
+    def trouble(self) -> str:
+        """Return what is wrong with the extension, beside its conditions, or ""."""
+        return ""
 
     def conditions(self) -> Mapping[str, Condition]:
         """Return the conditions that belong to the broker's health, by name."""

@@ -54,10 +54,10 @@ class HistoryKeeper:
             raise UsageError(E_BAD_ARGUMENT, f"{text}, not {span!r:.40} and {points}")
         now_s = int(time.time())
         track = request.topic, request.channel
-        step_s, found = self._file.series(track, span, now_s, points)
+        step_s, values_by_name = self._file.series(track, span, now_s, points)
         end_s = now_s - now_s % SPANS[span].step_s
         series = {
-            name: tuple(None if math.isnan(one) else one for one in values)
-            for name, values in found.items()
+            name: tuple(None if math.isnan(value) else value for value in values)
+            for name, values in values_by_name.items()
         }
         return {"step_s": step_s, "end_ms": end_s * 1_000, "series": series}

@@ -9,15 +9,15 @@ import multiprocessing.popen_forkserver  # noqa: F401
 import os
 import pkgutil
 
-from ..channel.ack_policy import ack_policy_class
+from ..channel.serving_policy import serving_policy_class
 from ..runtime import process_table as _process_table  # noqa: F401
+from ..runtime.services import preloaded
 from ..storage.extension_point import extension_class
-from .actor_table import preloaded
 
 for _actor in preloaded():
     pkgutil.resolve_name(_actor)
 extension_class()
-ack_policy_class()
+serving_policy_class()
 
 if "ZSQ_SUPERVISOR_PID" in os.environ:
     gc.collect()

@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple, cast
 
@@ -83,17 +83,15 @@ def reload_order(request: int, kind: str, now: ServeOptions) -> p.Reload:
     return p.Reload(request, now.log_level)
 
 
+@dataclass(slots=True, eq=False)
 class _Owing:
     """An actor that has not applied the new settings yet."""
 
-    __slots__ = ("again_ns", "asked", "child", "missed", "since_ns")
-
-    def __init__(self, child: Child, now_ns: int) -> None:
-        self.child = child
-        self.since_ns = now_ns
-        self.asked = 0  # number of the reload that was sent and not answered, 0 for none
-        self.again_ns = 0  # earliest time to send again
-        self.missed = 0  # number of reloads that were not answered
+    child: Child
+    since_ns: int
+    asked: int = 0  # number of the reload that was sent and not answered, 0 for none
+    again_ns: int = 0  # earliest time to send again
+    missed: int = 0  # number of reloads that were not answered
 
 
 class Reloading:
@@ -143,12 +141,12 @@ class Reloading:
         root = logging.getLogger()
         # Use the lower of both levels, so that the log contains the next lines.
         root.setLevel(min(root.level, logging.getLevelName(now.log_level.upper())))
-        what = (
+        changes = (
             f"{', '.join(fresh.changed)} changed"
             if fresh.changed
             else "no option changed; access file and certificates are read again"
         )
-        log.info("configuration reloaded: %s", what)
+        log.info("configuration reloaded: %s", changes)
         for name in (*kept, *fresh.restart):
             log.warning("%s keeps its old value until the broker is restarted", name)
         self._apply(before)
@@ -216,7 +214,7 @@ class Reloading:
 
     def _tell_in_force(self) -> None:
         """Write to the log, once for each reload, that no gateway uses the old rules any more."""
-        late = any(is_door(one.child.spec.kind) for one in self._owing.values())
+        late = any(is_door(owing.child.spec.kind) for owing in self._owing.values())
         if self._in_force < self._number and not late and not self._killed:
             self._in_force = self._number
             log.info("the new settings are in force at all gateways")
@@ -228,16 +226,13 @@ class Reloading:
         """
         limit = time.monotonic_ns() - int(options.RELOAD_HEALTH_S * 1e9)
         late = [
-            one.child.spec.title
-            for one in self._owing.values()
-            if is_door(one.child.spec.kind) and one.since_ns < limit
+            owing.child.spec.title
+            for owing in self._owing.values()
+            if is_door(owing.child.spec.kind) and owing.since_ns < limit
         ]
-        found = sorted({*late, *(child.spec.title for child in self._killed.values())})
-        return (
-            f"{', '.join(found)}: the new settings (access file, certificates) are not in force yet"
-            if found
-            else ""
-        )
+        titles = sorted({*late, *(child.spec.title for child in self._killed.values())})
+        text = "the new settings (access file, certificates) are not in force yet"
+        return f"{', '.join(titles)}: {text}" if titles else ""
 
     def _order(
         self,
@@ -253,12 +248,8 @@ class Reloading:
 
         def answered(done: p.Done | None, error: ZsqError | None) -> None:
             missed = error is not None and error.code in _MISSED
-            if (
-                error is not None
-                and not missed
-                and not child.told_to_stop
-                and child.state != "ended"
-            ):
+            runs_on = not child.told_to_stop and child.state != "ended"
+            if error is not None and not missed and runs_on:
                 log.error("%s keeps its old settings: %s", child.spec.title, error.text)
             then(error.text if error is not None and missed else "")
 

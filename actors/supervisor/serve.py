@@ -35,14 +35,14 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
     `read_again` is called on SIGHUP. If it raises `ZsqError` or `OSError`, no setting changes.
     """
     logs.set_up(serve_options.log_level, serve_options.log_format, logs.SUPERVISOR)
-    said = partial(logs.say, form=serve_options.log_format, level=logging.ERROR)
+    say = partial(logs.say, form=serve_options.log_format, level=logging.ERROR)
     files = Files()
     data_dir = serve_options.data_dir.absolute()
     try:
         if not files.exists(str(data_dir)):
             files.make_folder(str(data_dir))
         if why := open_to_others(data_dir, data_dir.stat()):
-            said(f"zsq: the data directory {why}")
+            say(f"zsq: the data directory {why}")
             return 1
         lock = files.lock(str(data_dir / "lock"))
         StartReserve(data_dir).lend()
@@ -55,20 +55,20 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
         registry.memory.clear()
         run_dir = rundir.make(data_dir)
     except Locked as error:
-        said(
+        say(
             f"zsq: {data_dir} is in use by another `zsq serve` (pid {error.pid}); stop that one "
             "first"
         )
         return 1
     except (ForeignDirectory, StorageError, rundir.TwinRuns) as error:
-        said(f"zsq: {error}")
+        say(f"zsq: {error}")
         return 1
     except OSError as error:
         why = str(error.strerror or error)
         # The parent is not created, because the path may be mistyped, or a disk may not be mounted.
         if isinstance(error, FileNotFoundError) and not data_dir.parent.exists():
             why = f"{data_dir.parent} does not exist; create it (mkdir -p), or mount its disk"
-        said(f"zsq: cannot use data directory {data_dir}: {why}")
+        say(f"zsq: cannot use data directory {data_dir}: {why}")
         return 1
     for text in in_clear(serve_options):
         logging.getLogger("zsq").warning("others on the network can read traffic: %s", text)

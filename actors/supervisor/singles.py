@@ -18,7 +18,7 @@ from typing import Final
 
 from ...transport.errors import E_CLOSING, Refused, ZsqError
 from ...transport.wire import protocol as p
-from ..runtime.child import ChildSpec, OutOfFiles, RestartIntensity
+from ..runtime.child import ChildSpec, RestartIntensity
 from ..runtime.process_table import Child
 from ..runtime.service import Service, Site
 from ..runtime.services import services
@@ -88,21 +88,14 @@ class Singles:
         self.children[number] = child
 
     def start_when_needed(self, kind: str) -> None:
-        """Start a service, unless it runs, is about to be started, or failed too often.
-
-        An extension may be missing. Then its service is, too.
-        """
-        service = services().get(kind)
+        """Start a service, unless it runs, is about to be started, or failed too often."""
+        service = services()[kind]
         is_waiting = any(waiting is service for _, waiting, _ in self._later)
-        if service is None or is_waiting or kind in self.given_up or self.of_kind(kind):
+        if is_waiting or kind in self.given_up or self.of_kind(kind):
             return
         start = service.start(self._site())
         assert start is not None, f"{kind} must start when it is needed"
-        try:
-            self._start(service, start)
-        except ZsqError as error:
-            log.error("%s; trying again every %g s", error.text, options.FILES_RETRY_S_MAX)
-            self._start_later(service, start)
+        self._start_or_later(service, start)
 
     def of_kind(self, kind: str) -> list[Child]:
         return [child for child in self.children.values() if child.spec.kind == kind]
@@ -141,9 +134,8 @@ class Singles:
         if self._broker.stopping or child.told_to_stop:
             return
         service, start = services()[child.spec.kind], child.spec.start
-        if (
-            child.failure is not None and child.failure.is_out_of_files
-        ):  # files may become free again
+        if child.failure is not None and child.failure.is_out_of_files:
+            # Files may become free again.
             self._start_later(service, start)
             return
         start = service.successor(start, self._site())
@@ -163,21 +155,15 @@ class Singles:
                     _OFTEN,
                 )
                 return
-            why = (
-                str(child.failure)
-                if unusable
-                else _OFTEN
-                if child.failure is None
-                else f"{_OFTEN}: {child.failure}"
-            )
-            self._end_broker(1, f"{child.spec.title} {why}")
+            why = f"{_OFTEN}: {child.failure}" if child.failure is not None else _OFTEN
+            self._end_broker(1, f"{child.spec.title} {child.failure if unusable else why}")
             return
         self._start_or_later(service, start)
 
     def _start_or_later(self, service: Service, start: ActorStart) -> None:
         try:
             self._start(service, start)
-        except OutOfFiles as error:
+        except ZsqError as error:
             log.error("%s; trying again every %g s", error.text, options.FILES_RETRY_S_MAX)
             self._start_later(service, start)
 
@@ -188,8 +174,8 @@ class Singles:
 
     def tick(self, now_ns: int) -> None:
         """Start the processes for which no file descriptor was free before."""
-        due = [one for one in self._later if one[0] <= now_ns]
-        self._later = [one for one in self._later if one[0] > now_ns]
+        due = [waiting for waiting in self._later if waiting[0] <= now_ns]
+        self._later = [waiting for waiting in self._later if waiting[0] > now_ns]
         for _, service, start in due if not self._broker.stopping else ():
             self._start_or_later(service, start)
 
@@ -285,8 +271,8 @@ class Singles:
             (child.spec.key, scanned_at(child.spec.start))
             for group in self._broker.groups.values()
             # Topics are scanned for their delayed messages.
-            for child in (group.topic, *group.channels.values())
-            if child is not None and child.state == "up"
+            for child in group.processes()
+            if child.state == "up"
         )
         workers = tuple(
             child.spec.start.front for child in self.of_kind("scan_worker") if child.state == "up"

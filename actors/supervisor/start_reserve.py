@@ -41,8 +41,8 @@ class StartReserve:
         new inode.
         """
         try:
-            found = os.statvfs(self._folder)
-            if found.f_bavail * found.f_frsize < BYTES_MAX:
+            status = os.statvfs(self._folder)
+            if status.f_bavail * status.f_frsize < BYTES_MAX:
                 os.truncate(self._path, 0)
                 self._bytes = 0
         except OSError:
@@ -53,8 +53,8 @@ class StartReserve:
         if self._bytes >= BYTES_MAX:
             return
         try:
-            found = os.statvfs(self._folder)
-            wanted = min(BYTES_MAX, found.f_blocks * found.f_frsize // SHARE)
+            status = os.statvfs(self._folder)
+            wanted = min(BYTES_MAX, status.f_blocks * status.f_frsize // SHARE)
             if self._bytes >= wanted:
                 return
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

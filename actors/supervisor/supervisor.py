@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ from ..runtime.port import Mail, Port
 from ..runtime.process import Trimming, has_terminal
 from ..runtime.process_table import Child, ProcessTable
 from ..runtime.processes import Processes
-from ..runtime.services import services
+from ..runtime.services import actor_classes, services
 from ..security import audit
 from ..security.audit import AuditLog
 from ..settings import options
@@ -46,11 +46,9 @@ from ..settings.options import ServeOptions
 from ..statistics.broker_view import AlarmsView, BrokerView
 from ..statistics.channel_rows import visible_end
 from . import run_directory as rundir
-from .actor_table import actor_classes
 from .commands import deletion
 from .commands.management import Commands
-from .commands.requests import Handlers, Orders, Requests, answered_by
-from .commands.schedules import Schedules
+from .commands.requests import Handler, Orders, Requests, answered_by
 from .disk_watch import DiskWatch
 from .extension_point import Condition, SupervisorParts, supervisor_extensions
 from .history_keeper import HistoryKeeper
@@ -67,7 +65,6 @@ from .topics.topic_group import TopicGroup
 
 log = logging.getLogger("zsq")
 
-SCHEDULER: Final = "scheduler"
 # The broker is no longer primary. This is no exit code of a process: `standby/role.py` sees it.
 EXIT_NOT_PRIMARY: Final = 100
 
@@ -115,9 +112,6 @@ class Supervisor:
         self.orders = Orders(self.processes)
         self.singles = Singles(self.state, self.orders, self.stop)
         self.disk = DiskWatch(self.state)
-        self.extensions = supervisor_extensions(
-            SupervisorParts(self.state, self.singles, self.disk, self._conditions, self.stop)
-        )
         self.reloading = Reloading(
             self.state, self.singles, self.orders, self._reloaded, read_again
         )
@@ -125,25 +119,24 @@ class Supervisor:
         self.requests = Requests(
             self.state, self.orders, self.audit, self.port.send, self.disk.count_refused
         )
+        self.extensions = supervisor_extensions(
+            SupervisorParts(
+                self.state, self.requests, self.singles, self.disk, self._conditions, self.stop
+            )
+        )
         view = BrokerView(
             registry.node, registry.uuid, self.state.started, self.state.groups, self.processes, self.singles.children,
             self.disk, self._alarms(), self._troubles,
         )  # fmt: skip
-        self.schedules = Schedules(
-            self.requests,
-            partial(self.singles.start_when_needed, SCHEDULER),
-            lambda: self.singles.of_kind(SCHEDULER),
-            lambda: SCHEDULER in self.singles.given_up,
-        )
         self.history = HistoryKeeper(view, serve_options.data_dir.absolute())
         answered = partial(answered_by, self.requests)
-        handlers: Handlers = {
-            **self.schedules.handlers(),
+        handlers: dict[type[AdminRequest[Any]], Handler] = {
             HistoryRequest: answered(self.history.answer),
             HandoverRequest: answered(self._hand_over),
             SetLookupdsRequest: self._set_lookupds,
-            **{kind: answered(answer) for kind, answer in self._answers()},
         }
+        for extension in self.extensions:
+            handlers |= extension.handlers()
         self.commands = Commands(self.requests, view, handlers)
         self.service = ServiceManager(os.environ)
 
@@ -152,7 +145,8 @@ class Supervisor:
         health report.
         """
         conditions = [condition.trouble for condition in self._conditions().values()]
-        troubles = (*conditions, self.commands.trouble, self.schedules.trouble)
+        of_extensions = [extension.trouble for extension in self.extensions]
+        troubles = (*conditions, self.commands.trouble, *of_extensions)
         return "; ".join(filter(None, (trouble() for trouble in troubles)))
 
     # Extensions
@@ -164,13 +158,9 @@ class Supervisor:
             conditions |= extension.conditions()
         return conditions
 
-    def _answers(self) -> Iterator[tuple[type[AdminRequest[Any]], Callable[[Any], Any]]]:
-        for extension in self.extensions:
-            yield from extension.answers().items()
-
     def _alarms(self) -> AlarmsView:
         alarms = (extension.alarms() for extension in self.extensions)
-        return next((one for one in alarms if one is not None), AlarmsView())
+        return next((view for view in alarms if view is not None), AlarmsView())
 
     def _reloaded(self) -> None:
         for extension in self.extensions:
@@ -266,7 +256,6 @@ class Supervisor:
         self.reloading.tick()
         self.service.tick(time.monotonic_ns())
         self.singles.tick(time.monotonic_ns())
-        self.schedules.tick(time.monotonic_ns())
         self.processes.kill_late()
         self._now_and_then(time.monotonic_ns())
         self.processes.begin_turn(time.monotonic_ns())
@@ -376,8 +365,8 @@ class Supervisor:
         """
         for group in self.state.groups.values():
             if group.is_dormant:
-                for child in (group.topic, *group.channels.values()):
-                    if child is not None and child.spec.key == key:
+                for child in group.processes():
+                    if child.spec.key == key:
                         return child
         return None
 
@@ -508,20 +497,15 @@ class Supervisor:
         socket a second time. All messages that were acknowledged are on disk. A service manager, or
         zsqd, starts the broker again with a new run directory.
         """
-        there = self._inode()
+        inode = self._inode()
         if (
             self._socket_inode
-            and there not in (self._socket_inode, None)
+            and inode not in (self._socket_inode, None)
             and not self.state.stopping
         ):
-            what = "was removed" if not there else "was replaced"
-            self.stop(
-                1,
-                (
-                    f"the socket {self.run_dir}/supervisor {what}, so clients cannot connect: this "
-                    "broker stops; start it again"
-                ),
-            )
+            event = "was removed" if not inode else "was replaced"
+            text = f"the socket {self.run_dir}/supervisor {event}, so clients cannot connect"
+            self.stop(1, f"{text}: this broker stops; start it again")
 
     def _inode(self) -> int | None:
         """Return the inode of the supervisor's socket, 0 if it is missing, None if unknown."""

@@ -16,7 +16,7 @@ from support.nsq_socket import NsqSocket
 from support.receivers import Hook
 
 import zsq
-from zsq.actors.supervisor.actor_table import actor_classes
+from zsq.actors.runtime.services import actor_classes
 
 KINDS = set(actor_classes())
 

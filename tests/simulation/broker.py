@@ -22,11 +22,11 @@ from zsq.actors.bucket.topic import archiving
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import Child
 from zsq.actors.runtime.pulses import ChannelPulse, TopicPulse
+from zsq.actors.runtime.services import actor_classes
 from zsq.actors.settings import options
 from zsq.actors.settings.options import ServeOptions
 from zsq.actors.storage import storage_actor
 from zsq.actors.supervisor import supervisor
-from zsq.actors.supervisor.actor_table import actor_classes
 from zsq.actors.supervisor.topics import topic_group
 from zsq.actors.supervisor.topics.dormancy import is_unused
 from zsq.actors.supervisor.topics.registry import Registry

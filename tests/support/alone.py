@@ -100,13 +100,12 @@ SHARED: Final = (
 # Rooms of extensions that the core still imports, with what imports them.
 WOVEN_IN: Final = {
     "actors/supervisor/cluster": "the commands about parts (actors/supervisor/commands/parts.py)",
-    "actors/supervisor/commands/schedules.py": "the supervisor, which answers `zsq schedule`",
     "storage/cluster": "the same commands",
     "storage/staging": "the storage of a topic (Spark's sink, and transactions)",
     "transport/client/core/stage_session.py": "the clients (the same)",
     "apps/cli/run/option_table.py": "the command line: it has the options of all extensions",
     "actors/settings/options.py": "the extensions: it has the classes of their options",
-    "actors/statistics/schema.py": "all reports: it has the rows of NSQ and schedules",
+    "actors/statistics/schema.py": "all reports: it has the rows of NSQ",
 }
 
 

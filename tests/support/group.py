@@ -4,18 +4,25 @@ test says when processes start and end, and when the storage answers an order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
 from support.fake_storage import STORAGE
 
+from zsq.actors.runtime.child import Failure, Phase
 from zsq.actors.runtime.process_table import Child
 from zsq.actors.settings.starts import ActorStart, ChannelStart, TopicStart, channel_of
-from zsq.actors.statistics.broker_view import BrokerView, GroupState
+from zsq.actors.statistics.broker_view import (
+    BrokerView,
+    ChannelProcess,
+    GroupState,
+    TopicProcesses,
+)
 from zsq.actors.supervisor.commands import deletion
 from zsq.actors.supervisor.commands.requests import Requests
 from zsq.actors.supervisor.topics.registry_format import TopicRow
-from zsq.actors.supervisor.topics.topic_group import GroupEvents, TopicGroup
+from zsq.actors.supervisor.topics.topic_group import TopicGroup
 from zsq.transport.errors import ZsqError
 from zsq.transport.settings import NewChannelSettings
 from zsq.transport.wire import protocol as p
@@ -34,12 +41,15 @@ def made_with(child: Child) -> NewChannelSettings:
     return child.spec.start.made_with
 
 
-class GroupPulses(SimpleNamespace):
-    """A topic as the statistics see it: its processes with their pulses, and no predecessors."""
-
-    def reporter(self, channel: str = "") -> Child | None:
-        found: Child | None = self.channels.get(channel) if channel else self.topic
-        return found
+def processes_of(
+    topic: Any, channels: Mapping[str, Any], state: GroupState = GroupState.UP, failure: str = ""
+) -> TopicProcesses:
+    """Return a topic with these processes, as statistics see it."""
+    group = TopicProcesses("t", TopicRow(1, "0" * 32, "always", 0))
+    group.topic, group.state = topic, state
+    group.cause = Failure(Phase.RUN, "", failure)
+    group.channels = {name: ChannelProcess(child) for name, child in channels.items()}
+    return group
 
 
 class Broker:
@@ -78,6 +88,7 @@ class Broker:
             message_bytes_max=1 << 20,
             stage_timeout_s=0,
             bucket="",
+            ships=False,
             cluster="",
             bucket_cache_bytes=0,
             log_level="info",
@@ -97,18 +108,17 @@ class Broker:
             settle=lambda request, error, data=None: None,
             answering=lambda request: Requests.answering(self.requests, request),
         )
-        self.group = TopicGroup(
-            topic, TopicRow(1, "0" * 32, "always", 0), cast("Any", self.registry), cast("Any", self), lambda: cast("Any", self.options),
-            GroupEvents(
-                lambda: None, lambda: None,
-                lambda group, channel: deletion.remove_channel(self.requests, group, channel, lambda error: None, lost=True),
-                lambda group: deletion.end_if_over(self.requests, group),
-            ),
-        )  # fmt: skip
+        self.group = TopicGroup(topic, TopicRow(1, "0" * 32, "always", 0), cast("Any", self))
         self.groups = {topic: self.group}
         self.group.state = GroupState.UP
         self.group.topic = self.child("topic", TOPIC)
         self.answers: list[ZsqError | None] = []
+
+    def channel_died(self, group: TopicGroup, channel: str) -> None:
+        deletion.remove_channel(self.requests, group, channel, lambda error: None, lost=True)
+
+    def unused(self, group: TopicGroup) -> None:
+        deletion.end_if_over(self.requests, group)
 
     def remove_group(self, name: str) -> None:
         self.groups.pop(name, None)
@@ -162,7 +172,7 @@ class Broker:
         self.group.tick()
 
     def up(self, channel: str = C) -> Child:
-        child = self.group.channels[channel]
+        child = self.group.child(channel)
         assert child is not None
         child.state, child.data = "up", {"settings": {}}
         self.group.born(child)

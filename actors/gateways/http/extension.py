@@ -3,48 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from ....transport.block.block_format import MESSAGE_BYTES_MAX
 from ....transport.wire import protocol as p
-from ...runtime.service import Door, IsLocal, Site
+from ...runtime.service import IsLocal, OptionsDoor
 from ...settings.options import HttpOptions, NsqOptions, ServeOptions
-from ...settings.starts import ActorStart, GatewayStart
+from ...settings.starts import DoorStart
+
+HttpStart = DoorStart[HttpOptions]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpStart(GatewayStart):
-    options: HttpOptions
-    message_bytes_max: int = MESSAGE_BYTES_MAX
-
-
-def _described(options: ServeOptions) -> HttpOptions | None:
-    """Return the gateway's options with the NSQ gateway that it describes to clients."""
-    http = options.of(HttpOptions)
-    return None if http is None else replace(http, nsq=options.of(NsqOptions))
-
-
-class HttpDoor(Door):
+class HttpDoor(OptionsDoor[HttpOptions]):
+    options_class = HttpOptions
     kind = "http_gateway"
     title = "http gateway"
     actor = f"{__package__}.gateway:HttpGateway"
     order = 3
 
-    def start(self, site: Site) -> ActorStart | None:
-        http = _described(site.options)
-        if http is None:
-            return None
-        return HttpStart(
-            supervisor=site.supervisor,
-            security=site.options.security,
-            options=http,
-            message_bytes_max=site.options.message_bytes_max,
-        )
-
-    def is_required(self, start: ActorStart) -> bool:
-        assert isinstance(start, HttpStart)
-        return start.options.given
+    def options(self, options: ServeOptions) -> HttpOptions | None:
+        # It describes the NSQ gateway to clients.
+        http = options.of(HttpOptions)
+        return None if http is None else replace(http, nsq=options.of(NsqOptions))
 
     def merged(self, now: ServeOptions, new: ServeOptions) -> tuple[ServeOptions, Sequence[str]]:
         http, other = now.of(HttpOptions), new.of(HttpOptions)
@@ -54,11 +34,6 @@ class HttpDoor(Door):
             return now, ["--http-tls-cert (to turn TLS on or off)"]
         http = replace(http, tls_cert=other.tls_cert, tls_key=other.tls_key)
         return now.having(http), ()
-
-    def renewed(self, start: ActorStart, options: ServeOptions) -> ActorStart:
-        assert isinstance(start, HttpStart)
-        http = _described(options) or start.options
-        return replace(start, security=options.security, options=http)
 
     def reload(self, request: int, options: ServeOptions) -> p.Reload:
         http = options.of(HttpOptions) or HttpOptions()

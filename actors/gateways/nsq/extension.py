@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Final
 
-from ....transport.block.block_format import MESSAGE_BYTES_MAX
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
 from ....transport.wire import protocol as p
-from ...runtime.service import Door, IsLocal, Site
+from ...runtime.service import IsLocal, OptionsDoor
 from ...settings.options import NsqOptions, ServeOptions
-from ...settings.starts import ActorStart, GatewayStart
+from ...settings.starts import ActorStart, DoorStart
+
+NsqStart = DoorStart[NsqOptions]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NsqStart(GatewayStart):
-    options: NsqOptions
-    message_bytes_max: int = MESSAGE_BYTES_MAX
-
-
-class NsqDoor(Door):
+class NsqDoor(OptionsDoor[NsqOptions]):
+    options_class = NsqOptions
     kind = "nsq_gateway"
     title = "nsq gateway"
     actor = f"{__package__}.gateway:NsqGateway"
     order = 2
     takes_lookupds = True
-
-    def start(self, site: Site) -> ActorStart | None:
-        nsq = site.options.of(NsqOptions)
-        if nsq is None:
-            return None
-        return NsqStart(
-            supervisor=site.supervisor,
-            security=site.options.security,
-            options=nsq,
-            message_bytes_max=site.options.message_bytes_max,
-        )
-
-    def is_required(self, start: ActorStart) -> bool:
-        assert isinstance(start, NsqStart)
-        return start.options.given
 
     def merged(self, now: ServeOptions, new: ServeOptions) -> tuple[ServeOptions, Sequence[str]]:
         nsq, other = now.of(NsqOptions), new.of(NsqOptions)
@@ -51,11 +32,6 @@ class NsqDoor(Door):
         tls = replace(other.tls, required=nsq.tls.required)
         return now.having(replace(nsq, tls=tls)), ()
 
-    def renewed(self, start: ActorStart, options: ServeOptions) -> ActorStart:
-        assert isinstance(start, NsqStart)
-        nsq = options.of(NsqOptions) or start.options
-        return replace(start, security=options.security, options=nsq)
-
     def reload(self, request: int, options: ServeOptions) -> p.Reload:
         tls = (options.of(NsqOptions) or NsqOptions()).tls
         common = request, options.log_level, options.security.access_file
@@ -63,7 +39,7 @@ class NsqDoor(Door):
 
     def on_names(self, start: ActorStart, options: ServeOptions) -> type[p.LookAtNames] | None:
         # The gateway registers names with nsqlookupds, and looks for parts of topics.
-        assert isinstance(start, NsqStart)
+        assert isinstance(start, DoorStart)
         is_asked = start.options.lookupd_tcp_addresses or options.cluster
         return p.LookAtNames if is_asked else None
 

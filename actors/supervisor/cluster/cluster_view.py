@@ -193,16 +193,20 @@ class ClusterView:
     @property
     def me(self) -> int | None:
         """The number of this broker. It has none before its entry was read."""
-        found = self.directory.broker(self._uuid)
-        return None if found is None else found.number
+        broker = self.directory.broker(self._uuid)
+        return None if broker is None else broker.number
 
     @property
     def trouble(self) -> str:
         """The trouble of the cluster as a text, or ""."""
-        found = [f"part {name} {why}" for name, why in self.failures.items()]
-        found += self.conflicts.values()
-        more = [f"and {len(found) - _TROUBLES_MAX} more"] if len(found) > _TROUBLES_MAX else []
-        return "; ".join(filter(None, [self._stuck or self.unread, *found[:_TROUBLES_MAX], *more]))
+        troubles = [f"part {name} {why}" for name, why in self.failures.items()]
+        troubles += self.conflicts.values()
+        more = (
+            [f"and {len(troubles) - _TROUBLES_MAX} more"] if len(troubles) > _TROUBLES_MAX else []
+        )
+        return "; ".join(
+            filter(None, [self._stuck or self.unread, *troubles[:_TROUBLES_MAX], *more])
+        )
 
     def take(self, first: int, entries: Iterable[bytes], is_all: bool) -> None:
         """Apply entries of the directory. The first one has the number `first`."""
@@ -244,21 +248,21 @@ class ClusterView:
                 )
             if topic in self.directory.topics:
                 raise UsageError(E_EXISTS, f"topic {topic!r} exists already, and has parts")
-        found = part_of(topic)
-        if isinstance(message, DeleteRequest) and not message.channel and found is not None:
-            parted = self.directory.topics.get(found[0])
-            if parted is not None and found[1] < len(parted.parts):
+        part = part_of(topic)
+        if isinstance(message, DeleteRequest) and not message.channel and part is not None:
+            parted = self.directory.topics.get(part[0])
+            if parted is not None and part[1] < len(parted.parts):
                 raise UsageError(
                     E_UNSUPPORTED,
-                    f"part {topic!r} cannot be deleted alone; delete topic {found[0]!r} with all "
+                    f"part {topic!r} cannot be deleted alone; delete topic {part[0]!r} with all "
                     "its parts",
                 )
         creates = isinstance(message, CreateTopicRequest | CreateChannelRequest)
         return self._find(topic, creates, is_fresh)
 
     def _find(self, topic: str, creates: bool, is_fresh: bool) -> Go | p.Spread:
-        if (found := part_of(topic)) is not None:
-            return self._find_part(topic, *found, is_fresh)
+        if (part := part_of(topic)) is not None:
+            return self._find_part(topic, *part, is_fresh)
         parted = self.directory.topics.get(topic)
         if parted is not None:
             return self._spread(parted)
@@ -344,20 +348,20 @@ class ClusterView:
         places = tuple(brokers[(start + part) % len(brokers)] for part in range(count))
         return TopicEntry(id, topic, uuid, places, settings)
 
-    def _brokers(self, asked: Sequence[int]) -> Sequence[int]:
+    def _brokers(self, numbers: Sequence[int]) -> Sequence[int]:
         """Return the numbers of the brokers that were asked for, or of all."""
         known = range(len(self.directory.brokers))
-        if not asked:
+        if not numbers:
             if not known:
                 raise Refused(E_CLOSING, f"no broker has joined this cluster yet; {_AGAIN}")
             return known
-        if not all(number in known for number in asked):
+        if not all(number in known for number in numbers):
             raise UsageError(
                 E_BAD_ARGUMENT,
                 f"brokers must be numbers from 0 to {len(known) - 1}, as this cluster has "
-                f"{len(known)} brokers, not {repr(asked)[:80]}",
+                f"{len(known)} brokers, not {repr(numbers)[:80]}",
             )
-        return asked
+        return numbers
 
     def more_parts(self, message: AddPartsRequest, ids: Iterable[str]) -> list[PartEntry]:
         """Return the entries of new parts: at the brokers that have the fewest parts of the topic,
@@ -375,27 +379,25 @@ class ClusterView:
             )
         numbers = self._brokers(message.brokers)
         of_each = {number: parted.parts.count(number) for number in numbers}
-        found = []
+        entries = []
         for id, _ in zip(ids, range(count), strict=False):
             broker = min(numbers, key=lambda number: (of_each[number], number))
             of_each[broker] += 1
-            found.append(PartEntry(id, parted.uuid, broker))
-        return found
+            entries.append(PartEntry(id, parted.uuid, broker))
+        return entries
 
     def move(self, message: MovePartRequest, id: str) -> MoveEntry:
         """Return the entry that moves a part to another broker, or back. Raises the error of the
         request.
         """
-        found = part_of(message.topic)
-        if found is None:
+        part = part_of(message.topic)
+        if part is None:
             raise UsageError(E_BAD_ARGUMENT, "only a part can be moved: name one, such as clicks#3")
-        parted, number = self._parted(found[0]), found[1]
+        parted, number = self._parted(part[0]), part[1]
         if number >= len(parted.parts):
             raise NotFound(E_NOT_FOUND, f"topic {parted.topic!r} has no part {number}")
         broker = self._brokers([message.broker])[0]
         hold = parted.hold(number)
-        if not self.directory.brokers[parted.parts[number]].bucket:
-            raise UsageError(E_UNSUPPORTED, "the broker of this part runs an older version of ZSQ")
         return MoveEntry(id, parted.uuid, number, hold.number, broker)
 
     def removal(self, message: DeleteRequest, id: str) -> RemoveEntry:
@@ -414,14 +416,14 @@ class ClusterView:
 
         It is None if they know already, or need not know. Raises the error of the request.
         """
-        found, row = part_of(message.topic), self._local.get(message.topic)
-        parted = self.directory.topics.get(found[0]) if found is not None else None
-        if found is None or row is None or parted is None or row.part_of != parted.uuid:
+        part, row = part_of(message.topic), self._local.get(message.topic)
+        parted = self.directory.topics.get(part[0]) if part is not None else None
+        if part is None or row is None or parted is None or row.part_of != parted.uuid:
             return None
         state = closing.after(row.closed, message)
-        if (is_closed := closing.to_publishers(state)) == (found[1] in parted.closed):
+        if (is_closed := closing.to_publishers(state)) == (part[1] in parted.closed):
             return None
-        return (CloseEntry if is_closed else OpenEntry)(id, parted.uuid, found[1])
+        return (CloseEntry if is_closed else OpenEntry)(id, parted.uuid, part[1])
 
     def _parted(self, topic: str) -> PartedTopic:
         self._check_read()
@@ -449,7 +451,7 @@ class ClusterView:
         if not self.is_read or me is None:
             return []
         removed = self.directory.removed
-        found: list[Step] = [
+        steps: list[Step] = [
             Delete(name)
             for name, row in self._local.items()
             if row.part_of in removed and row.state != "deleting"
@@ -461,16 +463,16 @@ class ClusterView:
                 if row is not None and (row.part_of or parted.uuid) != parted.uuid:
                     continue  # a conflict, or a part of a topic that was removed
                 if broker == me:
-                    found += self._of_own(name, number, parted, row)
+                    steps += self._of_own(name, number, parted, row)
                 elif row is None and parted.hold(number).to == me:
                     hold = parted.hold(number)
                     if not hold.is_ready:
                         entry = ReadyEntry("", parted.uuid, number, hold.number, me)
                         url = self.directory.brokers[broker].bucket
-                        found.append(Prepare(name, url, entry))
+                        steps.append(Prepare(name, url, entry))
                 elif row is not None and _is_past(row, parted.hold(number), me):
-                    found.append(Delete(name))
-        return found
+                    steps.append(Delete(name))
+        return steps
 
     def _of_own(
         self, name: str, number: int, parted: PartedTopic, row: TopicRow | None
@@ -509,17 +511,17 @@ class ClusterView:
         """True while a part is to come here or to leave, so that news of it should be read soon."""
         me = self.me
         return me is not None and any(
-            me in (hold.to, hold.origin) or (hold.origin != NOBODY and one.parts[number] == me)
-            for one in self.directory.topics.values()
-            for number, hold in one.holds.items()
+            me in (hold.to, hold.origin) or (hold.origin != NOBODY and parted.parts[number] == me)
+            for parted in self.directory.topics.values()
+            for number, hold in parted.holds.items()
         )
 
     def _conflicts(self) -> dict[str, str]:
-        found = {}
+        conflicts = {}
         topics, removed = self.directory.topics, self.directory.removed
         for name, row in self._local.items():
             if name in topics:
-                found[name] = (
+                conflicts[name] = (
                     f"topic {name} exists both at this broker alone and with parts in the cluster: "
                     "clients get the one with parts"
                 )
@@ -530,18 +532,20 @@ class ClusterView:
                     continue
                 hold = parted.hold(number)
                 if row.part_of != parted.uuid:
-                    found[name] = (
+                    conflicts[name] = (
                         f"part {name} belongs to another topic than the one that this cluster has "
                         "under that name: is --cluster the right URL?"
                     )
                 elif row.state not in AWAY and row.hold < hold.number:
-                    found[name] = (
+                    conflicts[name] = (
                         f"part {name} was given to another broker, and this copy of it is older: "
                         "was this broker restored from an old backup?"
                     )
         for name, number in self._lost():
-            found[name] = f"part {name} should be here since hold {number}, and is not: restore it"
-        return found
+            conflicts[name] = (
+                f"part {name} should be here since hold {number}, and is not: restore it"
+            )
+        return conflicts
 
     def _lost(self) -> Iterator[tuple[str, int]]:
         """Yield the parts that were moved here and are missing, with their holds."""
@@ -562,17 +566,17 @@ class ClusterView:
             ],
             "topics": [
                 {
-                    "topic": one.topic,
-                    "uuid": one.uuid,
-                    "parts": one.parts,
-                    "closed": tuple(sorted(one.closed)),
+                    "topic": parted.topic,
+                    "uuid": parted.uuid,
+                    "parts": parted.parts,
+                    "closed": tuple(sorted(parted.closed)),
                     "moves": {
-                        number: hold.to if hold.origin == NOBODY else one.parts[number]
-                        for number, hold in one.holds.items()
+                        number: hold.to if hold.origin == NOBODY else parted.parts[number]
+                        for number, hold in parted.holds.items()
                         if (hold.to, hold.origin) != (NOBODY, NOBODY)
                     },
                 }
-                for _, one in sorted(self.directory.topics.items())
+                for _, parted in sorted(self.directory.topics.items())
             ],
             "directory": self.directory.next,
             "trouble": self.trouble,
@@ -584,7 +588,7 @@ def _is_past(row: TopicRow, hold: Hold, me: int) -> bool:
     return row.state in AWAY and row.hold < hold.number and hold.origin != me
 
 
-def _check_count(count: int, what: str) -> int:
+def _check_count(count: int, name: str) -> int:
     if 1 <= count <= PARTS_MAX:
         return count
-    raise UsageError(E_BAD_ARGUMENT, f"{what} must be 1 to {PARTS_MAX}, not {count}")
+    raise UsageError(E_BAD_ARGUMENT, f"{name} must be 1 to {PARTS_MAX}, not {count}")

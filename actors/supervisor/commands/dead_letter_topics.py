@@ -51,13 +51,13 @@ def check_default(
     broker: BrokerState, topic: str, channel: str, settings: Mapping[str, Any]
 ) -> None:
     """Raise `Refused` (E_IN_USE) if the settings lead to a default topic of another owner."""
-    own = broker.groups.get(topic)
-    child = own.channels.get(channel) if own is not None else None
+    group = broker.groups.get(topic)
+    child = group.child(channel) if group is not None and channel else None
     if child is not None:
         settings = {**child.data.get("settings", {}), **child.stats.get("settings", {}), **settings}
     if not channel or settings.get("dead_letter_topic") or not settings.get("max_attempts"):
         return
-    uuid = own.row.owner_uuid if own is not None else ""
+    uuid = group.row.owner_uuid if group is not None else ""
     _check_owner(broker, default_dead_letter_topic(topic, channel), topic, uuid, channel)
 
 
@@ -176,7 +176,7 @@ def _check_origin(
         answer(error)
 
     def ask(error: ZsqError | None) -> None:
-        channel = source.channels.get(origin_channel)
+        channel = source.child(origin_channel)
         if error is not None or channel is None:
             answer(
                 error

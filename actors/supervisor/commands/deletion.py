@@ -111,17 +111,17 @@ class _Deletion:
 
         `end` is the end of a sealed topic.
         """
-        what = named(self.message)
+        subject = named(self.message)
         if not complete:  # E_CLOSING and not E_TIMEOUT: the broker answers, and nothing was done
             text = (
-                f"not all processes of {what} reported their unfinished messages in time; try "
+                f"not all processes of {subject} reported their unfinished messages in time; try "
                 "again, or delete with force"
             )
             return Refused(E_CLOSING, text)
         left = unfinished(self.group, self.message.channel, end)
         if left is None:
             text = (
-                f"a process of {what} is not running, so its unfinished messages are not known; "
+                f"a process of {subject} is not running, so its unfinished messages are not known; "
                 "try again, or delete with force"
             )
             return Refused(E_CLOSING, text)
@@ -134,7 +134,7 @@ class _Deletion:
             else "drain it"
         )
         text = (
-            f"{what} has {left} messages that are not finished; {drain}, or delete it with "
+            f"{subject} has {left} messages that are not finished; {drain}, or delete it with "
             "force and lose them"
         )
         return Refused(E_NOT_EMPTY, text)
@@ -220,9 +220,9 @@ class _Deletion:
                 self._remove_channel()
 
         group = self.group
-        asked: list[Child | None] = [group.topic, group.channels[self.message.channel]]
+        children: list[Child | None] = [group.topic, group.child(self.message.channel)]
         self.requests.gatherings.gather(
-            [child for child in asked if child is not None and child.state == "up"], decide
+            [child for child in children if child is not None and child.state == "up"], decide
         )
 
     def _remove_channel(self) -> None:
@@ -231,11 +231,11 @@ class _Deletion:
             or self.group.state is not GroupState.UP
             or self.message.channel not in self.group.channels
         ):
-            what = (
+            text = (
                 f"topic {self.group.name!r} is being started again, or channel "
                 f"{self.message.channel!r} is being deleted already"
             )
-            self._fail(Refused(E_CLOSING, f"{what}; try again in a moment"))
+            self._fail(Refused(E_CLOSING, f"{text}; try again in a moment"))
             return
 
         remove_channel(
@@ -263,12 +263,11 @@ def remove_channel(
 
     `lost` means that the process died. Its consumers may come back.
     """
-    topic, child = group.topic, group.channels[name]
+    topic, child = group.topic, group.child(name)
     assert topic is not None
     answers = [answer]
     # From now on requests for the channel wait or fail: a second process must not use the old row.
-    group.deleting.add(name)
-    group.drop_channel(name, lost=lost)
+    group.begin_deletion(name, lost=lost)
     # The topic's storage must know of the deletion before any client can see that the channel is
     # gone. Messages that come from now on do not belong to the channel.
     if is_ephemeral(name):
@@ -298,7 +297,7 @@ def remove_channel(
             tell(error)
             requests.later.append(partial(drop, True))
             return
-        group.deleted(name)
+        group.end_deletion(name)
         tell(error)
         if not lost:
             end_if_over(requests, group)
@@ -322,7 +321,7 @@ def over(requests: Requests, envelope: Envelope, message: p.Over) -> None:
     ):
         return
     name = channel_of(child.spec.start)
-    if is_ephemeral(name) and group.channels.get(name) is child:
+    if is_ephemeral(name) and group.child(name) is child:
         log.debug("channel %s/%s has no consumer any more: deleted", group.name, name)
         remove_channel(requests, group, name, lambda error: None)
 
@@ -424,7 +423,7 @@ class _Closing:
             to_publishers=to_publishers(self._state),
             to_consumers=to_consumers(self._state),
         )
-        child = group.channels.get(channel) if channel else group.topic
+        child = group.child(channel)
         if error is None and child is not None:
             self.requests.orders.send(child, order, self._answered)
         else:

@@ -197,16 +197,16 @@ class Commands:
         return self._missing(f"topic {topic!r} does not exist{why}", topic, self._broker.groups)
 
     def _missing_channel(self, group: TopicGroup, channel: str, why: str = "") -> NotFound:
-        what = channel_missing(group.name, channel)
-        return self._missing(what + why, channel, group.channels)
+        text = channel_missing(group.name, channel)
+        return self._missing(text + why, channel, group.channels)
 
-    def _missing(self, what: str, name: str, names: Iterable[str]) -> NotFound:
+    def _missing(self, text: str, name: str, names: Iterable[str]) -> NotFound:
         """Return the error for a name that does not exist, with the name that may be meant.
 
         With an access file, it suggests none, because the client may not know of that name.
         """
         is_open = not self._broker.options.security.access_file
-        return NotFound(E_NOT_FOUND, what + (meant(name, names) if is_open else ""))
+        return NotFound(E_NOT_FOUND, text + (meant(name, names) if is_open else ""))
 
     def _channel(self, group: TopicGroup, channel: str, create: bool) -> None:
         check_name(channel, "channel")
@@ -219,31 +219,31 @@ class Commands:
                 self._broker.processes.check_room(1, f"channel {channel!r} of topic {group.name!r}")
 
     def _lookup(self, message: p.Lookup) -> None:
-        there = self._broker.groups.get(message.topic)
-        if message.create and message.is_back and there is None:
+        known = self._broker.groups.get(message.topic)
+        if message.create and message.is_back and known is None:
             self._check_not_deleted(message.topic)
-        if message.create and (there is None or message.channel not in there.channels):
+        if message.create and (known is None or message.channel not in known.channels):
             dead_letter_topics.check_default(
                 self._broker, message.topic, message.channel, message.settings
             )
-        if there is not None and (
-            message.channel in there.channels or there.state is not GroupState.UP
+        if known is not None and (
+            message.channel in known.channels or known.state is not GroupState.UP
         ):
             made(message.settings)  # check them; a channel that may exist has settings already
         else:
             made(message.settings, message.topic, message.channel)
-        message = self._by_rule(message, there)
+        message = self._by_rule(message, known)
         group = self._group(
             message.topic, message.create and message.by.get("create") != CHANNEL_ONLY
         )
         dead_letter_topics.claim(self._broker, message)
-        if there is None:
+        if known is None:
             self._requests.audits.first_use(message, "")
             door = message.by.get("via", "ipc")
             log.info("topic %s is new: a client created it by using it (%s)", message.topic, door)
         is_new = message.create and message.channel != "" and message.channel not in group.channels
         # The channels of a topic that was not up are known only when it is up.
-        is_known = there is None or group.state is GroupState.UP
+        is_known = known is None or group.state is GroupState.UP
         deletion.check_subscribed(group, message.channel)
         if message.channel:
             self._channel(group, message.channel, message.create)
@@ -251,17 +251,17 @@ class Commands:
         def then(error: ZsqError | None) -> None:
             if error is not None:
                 self._requests.fail(message.request, error)
-            elif message.channel and group.channels.get(message.channel) is None:
+            elif message.channel and group.child(message.channel) is None:
                 self._requests.fail(message.request, self._missing_channel(group, message.channel))
             elif (other := group.differs(message.channel, message.settings)) is not None:
                 self._requests.fail(message.request, other)
             else:
-                if is_new and (is_known or message.channel not in group.stored):
+                if is_new and (is_known or message.channel not in group.stored_channels):
                     self._requests.audits.first_use(message, message.channel)
-                found = group.endpoints(message.channel, with_settings=bool(message.settings))
+                endpoints = group.endpoints(message.channel, with_settings=bool(message.settings))
                 if self._broker.epoch:
-                    found["epoch"] = self._broker.epoch
-                self._requests.done(message.request, found)
+                    endpoints["epoch"] = self._broker.epoch
+                self._requests.done(message.request, endpoints)
 
         if message.channel and message.channel not in group.channels and not message.create:
             group.want("", lambda error: self._again(self._lookup, message, error))
@@ -285,7 +285,7 @@ class Commands:
                 ),
             )
 
-    def _by_rule(self, message: p.Lookup, there: TopicGroup | None) -> p.Lookup:
+    def _by_rule(self, message: p.Lookup, known: TopicGroup | None) -> p.Lookup:
         """Return the request as `--auto-create` permits it.
 
         Raises `NotFound` if it would create a topic or a channel that only a command may create.
@@ -294,17 +294,17 @@ class Commands:
         if not message.create or rule == "always" or message.by.get("via") == DEAD_LETTERS:
             return message
         how = f", and this broker runs with --auto-create {rule}: check the name, or create it"
-        if there is None and (rule == "never" or message.channel):
+        if known is None and (rule == "never" or message.channel):
             raise self._missing_topic(message.topic, f"{how} (zsq topic create {message.topic})")
-        if there is None or rule == "publishers":
+        if known is None or rule == "publishers":
             return message
         if (
             message.channel
-            and message.channel not in there.channels
-            and there.state is GroupState.UP
+            and message.channel not in known.channels
+            and known.state is GroupState.UP
         ):
             raise self._missing_channel(
-                there,
+                known,
                 message.channel,
                 f"{how} (zsq channel create {message.topic} {message.channel})",
             )
@@ -371,12 +371,12 @@ class Commands:
 
         If the topic's process ends before it has them, the topic's next process starts with them.
         """
-        own = changed(group.row.retention, message.settings)
-        found = group.resolved(own)
+        settings = changed(group.row.retention, message.settings)
+        found = group.resolved(settings)
         sync = group.row.sync if message.sync is None else message.sync
         sync_modes.check_change(group.name, group.row.sync, sync, self._broker.options)
         sync_modes.check_archive(group.name, sync, found)
-        self._broker.registry.configure(group.name, own, sync)
+        self._broker.registry.configure(group.name, settings, sync)
         request, orders = message.request, requests.orders
         retention = partial(p.SetRetention, retention=cast("RetentionSettings", found.as_dict()))
 
@@ -466,12 +466,12 @@ class Commands:
         children = self._requests.scope(group)
         singles = self._view.singles.values()
         # NSQ gateways know most about their clients, so they are asked even for a single topic.
-        asked = [child for child in singles if group is None or child.spec.kind == "nsq_gateway"]
-        children += [child for child in asked if child.state == "up"]
+        services = [child for child in singles if group is None or child.spec.kind == "nsq_gateway"]
+        children += [child for child in services if child.state == "up"]
 
         def then(complete: bool, details: Details) -> None:
-            found = self._shared.statistics(message.topic, message.channel, details)
-            self._requests.done(message.request, {**found})
+            statistics = self._shared.statistics(message.topic, message.channel, details)
+            self._requests.done(message.request, {**statistics})
 
         self._broker.processes.changes += len(children)
         self._requests.gatherings.gather(children, then, detailed=True)

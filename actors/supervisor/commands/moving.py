@@ -73,7 +73,7 @@ def _seek(requests: Requests, request: SeekRequest, group: TopicGroup) -> None:
         answer(error, {"offset": position.offset} if position is not None else None)
 
     def move(offset: int) -> None:
-        channel = group.channels.get(request.channel)
+        channel = group.child(request.channel)
         if channel is None:
             answer(starting(request))
             return
@@ -133,7 +133,7 @@ def _empty(requests: Requests, request: EmptyRequest, group: TopicGroup) -> None
         return
 
     def empty(error: ZsqError | None) -> None:
-        channel = group.channels.get(request.channel)
+        channel = group.child(request.channel)
         if error is not None or channel is None:
             requests.fail(request.request, error or starting(request))
             return
@@ -164,27 +164,27 @@ def cancel_delayed(
     left = 0
 
     def send(make: Callable[[int], p.Order[p.Done]], done: Callable[[p.Done], None]) -> None:
-        def answered(found: p.Done | None, error: ZsqError | None) -> None:
-            if found is None:
+        def answered(done_order: p.Done | None, error: ZsqError | None) -> None:
+            if done_order is None:
                 then(error)
             else:
-                done(found)
+                done(done_order)
 
         if group.topic is None:
             then(starting(message))
         else:
             requests.orders.send(group.topic, make, answered)
 
-    def counted(found: p.Done) -> None:
+    def counted(answer: p.Done) -> None:
         nonlocal left
-        left = _count(found, "messages")
+        left = _count(answer, "messages")
         go_on()
 
-    def cancelled(found: p.Done) -> None:
+    def cancelled(answer: p.Done) -> None:
         nonlocal left
-        number = _count(found, "cancelled")
+        number = _count(answer, "cancelled")
         left -= number
-        if number and found.data.get("more"):
+        if number and answer.data.get("more"):
             go_on()
         else:
             then(None)
@@ -266,7 +266,7 @@ class _EmptyTopic:
             self._group.want(channel, partial(self._order_channel, channel))
 
     def _order_channel(self, channel: str, error: ZsqError | None) -> None:
-        child = self._group.channels.get(channel)
+        child = self._group.child(channel)
         if channel not in self._group.channels:  # it was deleted meanwhile
             self._agreed(None, None)
         elif error is not None or child is None:

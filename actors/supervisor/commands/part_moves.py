@@ -233,10 +233,10 @@ class PartMoves:
         entry: ReadyEntry | GiveEntry | TakenEntry,
     ) -> None:
         def shipped(done: p.Done) -> None:
-            own: Entry = entry._replace(id=uuid.uuid4().hex)
-            if isinstance(own, GiveEntry):
-                own = own._replace(tick=int(done.data["tick"]))
-            make = partial(p.AppendEntry, entry=encode_entry(own))
+            appended: Entry = entry._replace(id=uuid.uuid4().hex)
+            if isinstance(appended, GiveEntry):
+                appended = appended._replace(tick=int(done.data["tick"]))
+            make = partial(p.AppendEntry, entry=encode_entry(appended))
             self._order(step, make, SHIPPED_S, lambda done: self._end(step))
 
         wait = partial(p.WaitForShipping, uuid=log, end=end)

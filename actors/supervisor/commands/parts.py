@@ -224,12 +224,12 @@ class Parts:
         *,
         is_fresh: bool = False,
     ) -> None:
-        found = decide(message, is_fresh) if self._is_on else Go.HERE
-        if isinstance(found, p.Spread):
+        decision = decide(message, is_fresh) if self._is_on else Go.HERE
+        if isinstance(decision, p.Spread):
             if isinstance(message, p.Lookup) and message.by.get("via") == DEAD_LETTERS:
-                raise self._view.refusal(found.topic)
-            self._requests.spread(message.request, found)
-        elif found is Go.HERE:
+                raise self._view.refusal(decision.topic)
+            self._requests.spread(message.request, decision)
+        elif decision is Go.HERE:
             carry_out(message)
         else:
             self._read(partial(self._after_read, message, decide, carry_out))
@@ -341,8 +341,11 @@ class Parts:
 
     def _create(self, message: CreateTopicRequest) -> None:
         topic = message.topic
-        sync, own = checked(topic, message.sync, message.retention, self._broker.options)
-        settings: dict[str, object] = {"sync": sync, **({"retention": own} if own else {})}
+        sync, retention = checked(topic, message.sync, message.retention, self._broker.options)
+        settings: dict[str, object] = {
+            "sync": sync,
+            **({"retention": retention} if retention else {}),
+        }
         of_topic = uuid.uuid4().hex
         entry = self._view.new_topic(message, uuid.uuid4().hex, of_topic, settings)
 
@@ -360,10 +363,10 @@ class Parts:
         entries = self._view.more_parts(message, ids)
 
         def added() -> None:
-            found = self._view.directory.topic_of(entries[0].uuid)
-            if found is None:
+            parted = self._view.directory.topic_of(entries[0].uuid)
+            if parted is None:
                 raise NotFound(E_NOT_FOUND, f"topic {message.topic!r} was deleted meanwhile")
-            self._requests.done(message.request, {"parts": len(found.parts)})
+            self._requests.done(message.request, {"parts": len(parted.parts)})
 
         self._append(message.request, iter(entries), added)
 
@@ -487,8 +490,8 @@ class Parts:
 
     def _failed(self, step: Step, error: Exception) -> None:
         moves = isinstance(step, Prepare | Release | Give | Take | Confirm | Resume)
-        what = "deleted" if isinstance(step, Delete) else "moved" if moves else "opened"
-        text = f"cannot be {what}: {error}"
+        action = "deleted" if isinstance(step, Delete) else "moved" if moves else "opened"
+        text = f"cannot be {action}: {error}"
         if self._view.failures.get(step.name) != text:
             log.error("part %s %s; trying again every %g s", step.name, text, RETRY_S)
         self._view.failures[step.name] = text

@@ -57,8 +57,8 @@ def _disconnect(request: DisconnectRequest) -> Make:
 
 
 def _as_key(text: str) -> DelayedKey:
-    found = parse_key(text)
-    if found is None:
+    key = parse_key(text)
+    if key is None:
         raise UsageError(
             E_BAD_ARGUMENT,
             (
@@ -66,7 +66,7 @@ def _as_key(text: str) -> DelayedKey:
                 "delayed list`"
             ),
         )
-    return found
+    return key
 
 
 def _back_up_state(request: BackUpStateRequest) -> Make:

@@ -198,9 +198,9 @@ class Requests:
     def done(self, request: int, data: dict[str, Any]) -> None:
         """Answer a request with data. `request` is the broker's number, also in `fail`."""
         self.audits.answered(request)
-        asked = self._asked.pop(request, None)
-        if asked is not None:
-            self.send(asked[0], p.Done(asked[1], data))
+        origin = self._asked.pop(request, None)
+        if origin is not None:
+            self.send(origin[0], p.Done(origin[1], data))
 
     def fail(self, request: int, error: ZsqError, envelope: Envelope = ()) -> None:
         """Answer a request with an error.
@@ -208,16 +208,16 @@ class Requests:
         `envelope` is the sender of a message that has no number.
         """
         self.audits.answered(request, f"{error.code} {error.text}")
-        asked = self._asked.pop(request, None if request else (envelope, 0))
-        if asked is not None:
-            self.send(asked[0], p.Failed(asked[1], error.code, error.text))
+        origin = self._asked.pop(request, None if request else (envelope, 0))
+        if origin is not None:
+            self.send(origin[0], p.Failed(origin[1], error.code, error.text))
 
     def spread(self, request: int, answer: p.Spread) -> None:
         """Answer that the client must ask other brokers. This broker has carried out nothing."""
         self.audits.dropped(request)
-        asked = self._asked.pop(request, None)
-        if asked is not None:
-            self.send(asked[0], replace(answer, request=asked[1]))
+        origin = self._asked.pop(request, None)
+        if origin is not None:
+            self.send(origin[0], replace(answer, request=origin[1]))
 
     def settle(
         self, request: int, error: ZsqError | None, data: dict[str, Any] | None = None
@@ -242,7 +242,7 @@ class Requests:
         """Call `then` with the process of the channel or topic of the request when it is up."""
 
         def ready(error: ZsqError | None) -> None:
-            child = group.channels.get(request.channel) if request.channel else group.topic
+            child = group.child(request.channel)
             if error is not None or child is None:
                 self.fail(request.request, error or starting(request))
             else:

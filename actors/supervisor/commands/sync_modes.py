@@ -18,14 +18,14 @@ BUCKET: Final = "bucket"
 NEVER: Final = "never"
 
 
-def check_new(topic: str, sync: str, kept: Retention, given: ServeOptions) -> None:
+def check_new(topic: str, sync: str, kept: Retention, options: ServeOptions) -> None:
     """Raise `UsageError` (E_BAD_ARGUMENT) if a topic on disk cannot be created with this mode.
 
     `kept` is the retention that the topic will have.
     """
     _check_known(sync)
     if sync == BUCKET:
-        _check_shipped(topic, given)
+        _check_shipped(topic, options)
         check_archive(topic, sync, kept)
 
 
@@ -40,7 +40,7 @@ def check_in_memory(topic: str, sync: str) -> None:
         )
 
 
-def check_change(topic: str, before: str, sync: str, given: ServeOptions) -> None:
+def check_change(topic: str, before: str, sync: str, options: ServeOptions) -> None:
     """Raise `UsageError` (E_BAD_ARGUMENT) if the topic's mode `before` cannot become `sync`."""
     _check_known(sync)
     if sync == before:
@@ -51,7 +51,7 @@ def check_change(topic: str, before: str, sync: str, given: ServeOptions) -> Non
             f"topic {topic!r} is kept in memory, so its sync stays {before}; choose a name without "
             "#ephemeral",
         )
-    if NEVER in (before, sync) and given.bucket and given.bucket_lag_s:
+    if NEVER in (before, sync) and options.ships:
         raise UsageError(
             E_BAD_ARGUMENT,
             f"topic {topic!r} has sync {before}, which cannot become {sync} at a broker that ships "
@@ -59,7 +59,7 @@ def check_change(topic: str, before: str, sync: str, given: ServeOptions) -> Non
             "copy, or none; create another topic",
         )
     if sync == BUCKET:
-        _check_shipped(topic, given)
+        _check_shipped(topic, options)
 
 
 def check_archive(topic: str, sync: str, kept: Retention) -> None:
@@ -81,9 +81,9 @@ def _check_known(sync: str) -> None:
         )
 
 
-def _check_shipped(topic: str, given: ServeOptions) -> None:
-    if not given.bucket or not given.bucket_lag_s:
-        missing = "--bucket-lag none" if given.bucket else "no --bucket"
+def _check_shipped(topic: str, options: ServeOptions) -> None:
+    if not options.ships:
+        missing = "--bucket-lag none" if options.bucket else "no --bucket"
         raise UsageError(
             E_BAD_ARGUMENT,
             f"topic {topic!r} cannot have sync bucket, because this broker runs with {missing}: "

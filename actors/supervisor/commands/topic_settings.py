@@ -13,12 +13,12 @@ from . import sync_modes
 
 def retention_of(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the retention in a request's settings. Raises `UsageError` (E_BAD_ARGUMENT)."""
-    found = settings.get("retention") or {}
-    if not isinstance(found, dict):
+    retention = settings.get("retention") or {}
+    if not isinstance(retention, dict):
         raise UsageError(
-            E_BAD_ARGUMENT, f"retention must be a map of settings, not {repr(found)[:40]}"
+            E_BAD_ARGUMENT, f"retention must be a map of settings, not {repr(retention)[:40]}"
         )
-    return {str(key): value for key, value in found.items()}
+    return {str(key): value for key, value in retention.items()}
 
 
 def checked(

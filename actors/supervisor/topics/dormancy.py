@@ -88,18 +88,18 @@ def last_known(stats: Mapping[str, Any]) -> dict[str, Any]:
 
     Its counts are better than none. Its troubles ended with it.
     """
-    found = {name: value for name, value in at_rest(stats).items() if name not in _OF_PROCESS}
-    if "storage" in found:
-        found["storage"] = last_known(found["storage"])
-    return found
+    known = {name: value for name, value in at_rest(stats).items() if name not in _OF_PROCESS}
+    if "storage" in known:
+        known["storage"] = last_known(known["storage"])
+    return known
 
 
 def at_rest(stats: Mapping[str, Any]) -> dict[str, Any]:
     """Return the last pulse of a process that sleeps: without rates, because nothing happens."""
-    found = {name: value for name, value in stats.items() if name not in _RATES}
-    if "storage" in found:
-        found["storage"] = at_rest(found["storage"])
-    return found
+    kept = {name: value for name, value in stats.items() if name not in _RATES}
+    if "storage" in kept:
+        kept["storage"] = at_rest(kept["storage"])
+    return kept
 
 
 def sleep_ns(storage: StoragePulse, retention: Retention, share: float) -> int:

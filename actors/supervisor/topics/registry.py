@@ -171,10 +171,10 @@ class MemoryRoot:
         if path.parent != self._shm or not _NAME.fullmatch(path.name):
             return False
         try:
-            found = path.lstat()
+            status = path.lstat()
         except OSError:
             return False
-        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
     def _remove(self, root: Path) -> None:
         try:
@@ -281,10 +281,10 @@ class Registry:
                 "rebuild it from the other files with"
                 f" `zsq fsck {self._data_dir} --repair`"
             )
-        for name, what in ChainMap(*filled("DIRECTORIES")).items():
+        for name, kind in ChainMap(*filled("DIRECTORIES")).items():
             if name in present:
                 raise ForeignDirectory(
-                    f"{self._data_dir} {what}, or choose another directory for a new broker"
+                    f"{self._data_dir} {kind}, or choose another directory for a new broker"
                 )
         if present - _OURS:
             raise ForeignDirectory(
@@ -307,11 +307,11 @@ class Registry:
         try:
             content = decode(raw, self._path)
         except RegistryDamaged as error:
-            what = (
+            advice = (
                 f"restore it from a backup, or rebuild it from {OLD_NAME} and the topics with "
                 f"`zsq fsck {self._data_dir} --repair`"
             )
-            raise RegistryDamaged(f"{error}; {what}") from None
+            raise RegistryDamaged(f"{error}; {advice}") from None
         self._written = raw
         self.take(content)
         return content
@@ -497,7 +497,7 @@ class Registry:
             raise
         return row
 
-    def take_over(self, name: str, given: TopicRow) -> None:
+    def take_over(self, name: str, row: TopicRow) -> None:
         """Make the part live, with the settings that it had at the other broker.
 
         Its files are in its folder. Raises `Refused`.
@@ -505,11 +505,11 @@ class Registry:
         self._set(
             name,
             state="live",
-            sync=given.sync,
-            base_offset=given.base_offset,
-            retention=given.retention,
-            closed=given.closed,
-            schedules=given.schedules,
+            sync=row.sync,
+            base_offset=row.base_offset,
+            retention=row.retention,
+            closed=row.closed,
+            schedules=row.schedules,
         )
 
     def resume(self, name: str, hold: int) -> None:
@@ -645,8 +645,8 @@ class Registry:
         return str(self._data_dir / "topics" / f"{row.number:06d}")
 
 
-def _refused(error: OSError, what: str) -> Refused:
+def _refused(error: OSError, action: str) -> Refused:
     return Refused(
         E_DISK_FULL if is_full(error) else E_INTERNAL,
-        f"{what}: {error.strerror or error}; nothing was changed",
+        f"{action}: {error.strerror or error}; nothing was changed",
     )

@@ -223,9 +223,9 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _need(good: bool, key: str, wanted: str, found: object) -> None:
+def _need(good: bool, key: str, wanted: str, value: object) -> None:
     if not good:
-        raise _WrongError(f"{key} must be {wanted}, not {repr(found)[:80]}")
+        raise _WrongError(f"{key} must be {wanted}, not {repr(value)[:80]}")
 
 
 def _whole(value: object, key: str, low: int, high: int) -> int:
@@ -338,7 +338,7 @@ def _row(row: dict[str, object], key: str) -> TopicRow:
 
 
 def _schedules(schedules: dict[str, object], key: str) -> dict[str, Mapping[str, Any]]:
-    return {name: _object(one, f"{key}.{name[:80]}") for name, one in schedules.items()}
+    return {name: _object(row, f"{key}.{name[:80]}") for name, row in schedules.items()}
 
 
 def decode_row(row: object, key: str) -> TopicRow:

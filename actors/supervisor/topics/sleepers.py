@@ -23,7 +23,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,7 +60,7 @@ def sleepers_of(
     groups: Iterable[TopicGroup], folder: Callable[[TopicRow], str]
 ) -> dict[str, Sleeper]:
     """Return the topics that are asleep. `folder` gives the folder of a topic's row."""
-    found = {}
+    sleepers = {}
     for group in groups:
         if group.state is not GroupState.ASLEEP or group.row.state != "live":
             continue
@@ -69,8 +69,8 @@ def sleepers_of(
         channels = {name: {**channel_pulse(group, name)} for name in group.channels}
         with contextlib.suppress(OSError):
             files = digest_of(folder(group.row))
-            found[group.name] = Sleeper(group.row.uuid, files, topic, channels)
-    return found
+            sleepers[group.name] = Sleeper(group.row.uuid, files, topic, channels)
+    return sleepers
 
 
 def digest_of(folder: str) -> int:
@@ -80,8 +80,9 @@ def digest_of(folder: str) -> int:
         folders.sort()
         for name in sorted(names):
             if name not in _LOCK_FILES:
-                found = os.stat(f"{place}/{name}")
-                lines.append(f"{place}/{name} {found.st_ino} {found.st_size} {found.st_mtime_ns}")
+                path = f"{place}/{name}"
+                status = os.stat(path)
+                lines.append(f"{path} {status.st_ino} {status.st_size} {status.st_mtime_ns}")
     return crc32c("\n".join(lines).encode())
 
 
@@ -89,15 +90,14 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def save(files: Files, data_dir: Path, given: ServeOptions, found: Mapping[str, Sleeper]) -> None:
+def save(
+    files: Files, data_dir: Path, options: ServeOptions, sleepers: Mapping[str, Sleeper]
+) -> None:
     """Write the file. A failure is only logged, because the topics then start as usual."""
-    if not found:
+    if not sleepers:
         return
-    topics = {
-        name: {"uuid": one.uuid, "files": one.files, "topic": one.topic, "channels": one.channels}
-        for name, one in found.items()
-    }
-    document = {"version": __version__, "settings": _settings(given), "topics": topics}
+    topics = {name: asdict(sleeper) for name, sleeper in sleepers.items()}
+    document = {"version": __version__, "settings": _settings(options), "topics": topics}
     try:
         data = json.dumps(document).encode()
         files.replace_file(str(data_dir / NAME), b"%s\n%08x\n" % (data, crc32c(data)))
@@ -105,7 +105,7 @@ def save(files: Files, data_dir: Path, given: ServeOptions, found: Mapping[str, 
         log.warning("all topics start with the next broker: %s", error)
 
 
-def take(files: Files, data_dir: Path, given: ServeOptions) -> dict[str, Sleeper]:
+def take(files: Files, data_dir: Path, options: ServeOptions) -> dict[str, Sleeper]:
     """Return the topics of the file, and remove it, so that it is never used twice."""
     path = str(data_dir / NAME)
     try:
@@ -120,26 +120,28 @@ def take(files: Files, data_dir: Path, given: ServeOptions) -> dict[str, Sleeper
         if rest != b"%08x\n" % crc32c(line):
             return {}
         document = documents.loads(line)
-        if document["version"] != __version__ or document["settings"] != _settings(given):
+        if document["version"] != __version__ or document["settings"] != _settings(options):
             return {}
-        found = {str(name): Sleeper(**one) for name, one in document["topics"].items()}
-        return {name: one for name, one in found.items() if _is_whole(one)}
+        sleepers = {str(name): Sleeper(**sleeper) for name, sleeper in document["topics"].items()}
+        return {name: sleeper for name, sleeper in sleepers.items() if _is_whole(sleeper)}
     except (OSError, ValueError, TypeError, KeyError) as error:
         log.warning("all topics start, because %s cannot be used: %s", path, error)
         return {}
 
 
-def _is_whole(one: Sleeper) -> bool:
+def _is_whole(sleeper: Sleeper) -> bool:
     """Return True if the topic's pulses have what a topic that sleeps needs."""
-    storage = one.topic.get("storage", {})
+    storage = sleeper.topic.get("storage", {})
     needed = ("start", "head", "delayed_count", "delayed_next_due_ns")
     return all(type(storage.get(name)) is int for name in needed)
 
 
-def _settings(given: ServeOptions) -> str:
+def _settings(options: ServeOptions) -> str:
     """Return the settings that may give work to a topic that nobody uses."""
-    shipped = given.bucket_lag_s > 0
-    return repr((given.sleep_after_s > 0, given.bucket, shipped, sorted(given.retention.items())))
+    shipped = options.bucket_lag_s > 0
+    return repr(
+        (options.sleep_after_s > 0, options.bucket, shipped, sorted(options.retention.items()))
+    )
 
 
 def is_unchanged(sleeper: Sleeper, row: TopicRow, folder: str) -> bool:

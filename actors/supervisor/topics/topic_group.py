@@ -29,7 +29,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from ....storage.retention import resolve
@@ -62,7 +62,13 @@ from ...settings.channel_settings import check_same
 from ...settings.closing import to_consumers, to_publishers
 from ...settings.options import ServeOptions
 from ...settings.starts import ChannelStart, StorageStart, TopicStart, channel_of
-from ...statistics.broker_view import GroupState, storage_pulse, topic_pulse
+from ...statistics.broker_view import (
+    ChannelProcess,
+    GroupState,
+    TopicProcesses,
+    storage_pulse,
+    topic_pulse,
+)
 from .dormancy import at_rest, due_ns, is_unused, last_known, sleep_ns
 from .registry import Registry
 from .registry_format import TopicRow
@@ -78,25 +84,22 @@ _STOPPED: Final = (
 )
 
 
-def retention_in_memory(own: Mapping[str, Any], bytes_max: int) -> Retention:
+def retention_in_memory(settings: Mapping[str, Any], bytes_max: int) -> Retention:
     """Return the retention of a topic in memory.
 
     Raises `UsageError` (E_BAD_ARGUMENT) if a limit exceeds the bound.
     """
-    found = resolve({"keep_bytes": 0, "max_bytes": bytes_max, "when_full": "drop-oldest"}, own)
+    retention = resolve(
+        {"keep_bytes": 0, "max_bytes": bytes_max, "when_full": "drop-oldest"}, settings
+    )
     for name in ("keep_bytes", "max_bytes"):
-        value = getattr(found, name)
+        value = getattr(retention, name)
         if value == NONE or value > bytes_max:
             shown = "no bound" if value == NONE else f"{value} bytes"
             limit = f"{bytes_max} ({bytes_max // _MIB} MiB)"
-            raise UsageError(
-                E_BAD_ARGUMENT,
-                (
-                    f"{name} of a topic in memory is at most {limit}, not {shown}; use a topic on "
-                    "disk for more"
-                ),
-            )
-    return found
+            text = f"{name} of a topic in memory is at most {limit}, not {shown}"
+            raise UsageError(E_BAD_ARGUMENT, f"{text}; use a topic on disk for more")
+    return retention
 
 
 TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
@@ -148,6 +151,7 @@ class StartQueue:
         self._at_once = at_once
         self._first: dict[str, None] = {}  # used as an ordered set
         self._others: dict[str, None] = {}
+        self.later: dict[str, int] = {}  # channels -> the monotonic time of their start
 
     def add(self, channel: str, *, first: bool = False) -> None:
         """Add a channel.
@@ -159,6 +163,13 @@ class StartQueue:
             self._first[channel] = None
         elif channel not in self._first:
             self._others[channel] = None
+
+    def due(self, now_ns: int) -> list[str]:
+        """Take the channels of `later` whose time has come."""
+        due = [channel for channel, start_ns in self.later.items() if now_ns >= start_ns]
+        for channel in due:
+            del self.later[channel]
+        return due
 
     def ready(self) -> bool:
         """Return True if a channel waits and fewer than `at_once` are starting."""
@@ -177,11 +188,13 @@ class StartQueue:
         self.starting.discard(channel)
         self._first.pop(channel, None)
         self._others.pop(channel, None)
+        self.later.pop(channel, None)
 
     def clear(self) -> None:
         self.starting.clear()
         self._first.clear()
         self._others.clear()
+        self.later.clear()
 
 
 log = logging.getLogger("zsq")
@@ -193,57 +206,53 @@ REFUSED: Final = frozenset({E_LIMIT, E_INTERNAL, E_DISK_FULL, E_BAD_ARGUMENT})
 Then = Callable[[ZsqError | None], None]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupEvents:
-    """The callbacks by which a group reports changes of its topic."""
+class GroupSite:
+    """The parts of the broker that all its topic groups use. A reload changes `options`.
 
-    channels_changed: Callable[[], None]  # the set of processes that are scanned has changed
-    names_changed: Callable[[], None]  # the set of channel names has changed
-    channel_died: Callable[[TopicGroup, str], None]  # an ephemeral channel must be deleted
-    unused: Callable[[TopicGroup], None]  # an ephemeral topic that has had no channel for a while
-
-
-class TopicGroup:
-    """All processes of one topic, with their state as one unit.
-
-    `serve_options` returns the current options, which a reload changes.
+    `channel_died` deletes an ephemeral channel whose process ended. `unused` deletes an ephemeral
+    topic that has had no channel for a while.
     """
 
     def __init__(
-        self, name: str, row: TopicRow, registry: Registry, processes: Processes, serve_options: Callable[[], ServeOptions],
-        events: GroupEvents,
+        self, serve_options: ServeOptions, registry: Registry, processes: Processes,
+        channel_died: Callable[[TopicGroup, str], None], unused: Callable[[TopicGroup], None],
     ) -> None:  # fmt: skip
-        self.name = name
-        self._registry = registry
-        self._processes = processes
-        self._options = serve_options
-        self._events = events
-        self.row = row
-        self.state = GroupState.NEW
-        self.cause: Failure | None = None  # reason of the last failure
-        self.topic: Child | None = None
-        self.channels: dict[str, Child | None] = {}  # None: not started yet, or failed
-        self.restarts = RestartIntensity()
-        self.unsteady: tuple[str, ...] = ()
-        """A text for each process that was restarted often lately."""
+        self.options = serve_options
+        self.registry = registry
+        self.processes = processes
+        self.channel_died = channel_died
+        self.unused = unused
+        self.channels_changed = False  # the set of processes that are scanned has changed
+        self.names_changed = False  # the set of names of topics and channels has changed
+
+
+def _note_end(process: ChannelProcess | TopicProcesses, child: Child) -> None:
+    """Keep what an ended process has reported, for its successor."""
+    if child.stats:
+        process.predecessor = replace(child, stats=last_known(child.stats), state="ended")
+
+
+class TopicGroup(TopicProcesses):
+    """All processes of one topic, with their state as one unit."""
+
+    def __init__(self, name: str, row: TopicRow, site: GroupSite) -> None:
+        super().__init__(name, row)
+        self.row: TopicRow = row
+        self._site = site
+        self._registry = site.registry
+        self._processes = site.processes
         self._starts = StartQueue(options.STARTS_MAX)
-        # Channels that the topic had stored when it came up.
-        self.stored: frozenset[str] = frozenset()
-        # The settings of channels that are being created.
-        self._new_settings: dict[str, NewChannelSettings] = {}
+        # An ephemeral channel whose process died is made again, and its restarts still count.
         self._channel_restarts: dict[str, RestartIntensity] = {}
-        self._failed_channels: set[str] = set()
         self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic) and callback
-        self.deleting: set[str] = set()  # channels whose rows are being deleted
+        # The channels whose rows are being deleted. Requests for an ephemeral one wait, and get a
+        # new channel afterwards.
+        self.deleting: dict[str, list[tuple[Then, Mapping[str, Any]]]] = {}
         self.is_sealing = False  # a deletion has sealed the topic, and is not decided yet
-        # Requests for an ephemeral channel that is being deleted. They get a new one afterwards.
-        self._returning: list[tuple[str, Then, Mapping[str, Any]]] = []
         self._retry_ns = 0  # in CLEARING: the earliest time of the next start
         self._over_ns = 0  # time at which an ephemeral topic without channels is removed
         self._tries = 0
         self._short_ns = 0  # since when file descriptors for a start are missing, 0 if they are not
-        # Channels whose start lacked file descriptors -> the time of the next start.
-        self._channels_later: dict[str, int] = {}
         self._stopped: list[Callable[[], None]] = []
         self._asked_ns = time.monotonic_ns()  # the last request for the topic, or its last start
         self._looked_ns = 0  # when it was last checked for use
@@ -251,18 +260,6 @@ class TopicGroup:
         self._asleep = 0  # ASLEEP: how many processes it had
         # Requests that wait until no process of the topic is starting.
         self._settling: list[Then] = []
-        # The processes that have ended, by channel ("": the topic's), with their last pulses.
-        self._predecessors: dict[str, Child] = {}
-
-    @property
-    def is_dormant(self) -> bool:
-        """True if no process of the topic runs, or if all are stopping because it is unused."""
-        return self.state in (GroupState.DOZING, GroupState.ASLEEP)
-
-    @property
-    def failure(self) -> str:
-        """The reason why the topic is or was not up, or ""."""
-        return str(self.cause or "")
 
     def _go(self, event: str) -> None:
         self.state = TRANSITIONS[self.state][event]
@@ -287,26 +284,25 @@ class TopicGroup:
             )
             return Retention(keep_bytes=-1)
 
-    def resolved(self, own: Mapping[str, Any]) -> Retention:
+    def resolved(self, settings: Mapping[str, Any]) -> Retention:
         """Return the retention that results from these settings of the topic.
 
         Raises `UsageError` if they are invalid.
         """
         if self.row.in_memory:
-            return retention_in_memory(own, self._registry.memory.bytes_max())
-        return resolve(self._options().retention, own)
+            return retention_in_memory(settings, self._registry.memory.bytes_max())
+        return resolve(self._site.options.retention, settings)
 
     def children(self) -> list[Child]:
-        found = [self.topic, *self.channels.values()]
-        return [child for child in found if child is not None and child.state != "ended"]
+        """Return the processes that have not ended."""
+        return [child for child in self.processes() if child.state != "ended"]
 
-    def failed_channels(self) -> frozenset[str]:
-        return frozenset(self._failed_channels)
-
-    def reporter(self, channel: str = "") -> Child | None:
-        child = self.channels.get(channel) if channel else self.topic
-        reported = child is not None and ("next_offset" if channel else "storage") in child.stats
-        return child if reported else self._predecessors.get(channel, child)
+    @property
+    def stored_channels(self) -> list[str]:
+        """The channels that the topic had stored when it came up."""
+        assert self.topic is not None
+        names: list[str] = self.topic.data["channels"]
+        return names
 
     def has_reported(self) -> bool:
         """Return True if the topic and its channels were up since the broker began.
@@ -314,20 +310,14 @@ class TopicGroup:
         Until then, neither all channels nor their figures are known.
         """
         reporters = [self.reporter(), *map(self.reporter, self.channels)]
-        return all(one is not None and one.stats for one in reporters)
-
-    def _note_end(self, channel: str, child: Child) -> None:
-        """Keep what an ended process has reported ("" for the topic's), for its successor."""
-        if child.stats:
-            known = last_known(child.stats)
-            self._predecessors[channel] = replace(child, stats=known, state="ended")
+        return all(reporter is not None and reporter.stats for reporter in reporters)
 
     def settled(self) -> bool:
         """Return True if no process of the topic is starting."""
         if self.state is GroupState.UP:
             return all(
-                (child is not None and child.state == "up") or name in self._failed_channels
-                for name, child in self.channels.items()
+                channel.has_failed or (channel.child is not None and channel.child.state == "up")
+                for channel in self.channels.values()
             )
         settled = (GroupState.FAILED, GroupState.ENDED, GroupState.DOZING, GroupState.ASLEEP)
         return self.state in settled or self._retry_ns > 0
@@ -339,16 +329,17 @@ class TopicGroup:
         topic, stored = topic_pulse(self), storage_pulse(self)
         self._go("start")
         self._asked_ns = time.monotonic_ns()
-        for name, child in self.channels.items():
+        for channel in self.channels.values():
+            child = channel.child
             if child is not None and child.state == "ended":  # it ended when its topic fell asleep
-                self._note_end(name, child)
-                self.channels[name] = None
+                _note_end(channel, child)
+                channel.child = None
         if self.topic is not None:
-            self._note_end("", self.topic)
+            _note_end(self, self.topic)
         self._forget_ephemeral()
         numbers = [self._processes.new_key() for _ in range(5)]
-        given = self._options()
-        archived = bool(given.bucket) and not self.row.in_memory
+        serve_options = self._site.options
+        archived = bool(serve_options.bucket) and not self.row.in_memory
         storage = StorageStart(
             name=self.name,
             uuid=self.row.uuid,
@@ -358,19 +349,19 @@ class TopicGroup:
             create=self.row.state == "new",
             in_memory=self.row.in_memory,
             retention=self.retention(),
-            chunk_bytes=given.chunk_bytes,
-            message_bytes_max=given.message_bytes_max,
+            chunk_bytes=serve_options.chunk_bytes,
+            message_bytes_max=serve_options.message_bytes_max,
             front=self._processes.endpoint(numbers[1]),
             reader=self._processes.endpoint(numbers[2]),
             stage=self._processes.endpoint(numbers[3]),
             push=self._processes.endpoint(numbers[4]),
-            stage_timeout_s=given.stage_timeout_s,
+            stage_timeout_s=serve_options.stage_timeout_s,
             closed=to_publishers(self.row.closed),
             scan=self._processes.scan_endpoint,
             archive=self._processes.archive_endpoint if archived else "",
-            bucket=given.bucket if archived else "",
-            cache_bytes=given.bucket_cache_bytes if archived else 0,
-            ship_lag_s=given.bucket_lag_s if archived else 0.0,
+            bucket=serve_options.bucket if archived else "",
+            cache_bytes=serve_options.bucket_cache_bytes if archived else 0,
+            ship_lag_s=serve_options.bucket_lag_s if archived else 0.0,
             woken=woken,
             failed=self.cause is not None,
             refused_count=stored.get("refused_count", 0) if woken else 0,
@@ -394,13 +385,9 @@ class TopicGroup:
         Channels that a request waits for stay, and are made again. An ephemeral topic then waits a
         while for a new channel.
         """
-        gone = [
-            name
-            for name in self.channels
-            if is_ephemeral(name) and not any(name == wanted for wanted, _ in self._waiting)
-        ]
+        gone = [name for name in self.channels if is_ephemeral(name) and not self._is_wanted(name)]
         for name in gone:
-            self.drop_channel(name)
+            self._drop_channel(name)
         if gone:
             self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
 
@@ -417,23 +404,23 @@ class TopicGroup:
                         self.name,
                         error,
                     )
-            self.stored = frozenset(child.data["channels"])
-            for channel in child.data["channels"]:
-                self.channels.setdefault(channel, None)
-            self._events.names_changed()
+            for name in child.data["channels"]:
+                self.channels.setdefault(name, ChannelProcess())
+            self._site.names_changed = True
             self._tries = 0
             self._short_ns = 0
-            self._events.channels_changed()  # the topic may be scanned now
-            waited_for = {channel for channel, _ in self._waiting}
-            for channel in self.channels:
-                self._starts.add(channel, first=channel in waited_for)
+            self._site.channels_changed = True  # the topic may be scanned now
+            waited_for = {name for name, _ in self._waiting}
+            for name in self.channels:
+                self._starts.add(name, first=name in waited_for)
             self._tell("", None)
-        elif (channel := channel_of(child.spec.start)) and self.channels.get(channel) is child:
-            self._starts.done(channel)
-            if not is_ephemeral(channel):
-                self._new_settings.pop(channel, None)  # the settings are in its row now
-            self._tell(channel, None)
-            self._events.channels_changed()
+        elif (name := channel_of(child.spec.start)) and self.child(name) is child:
+            channel = self.channels[name]
+            self._starts.done(name)
+            if not is_ephemeral(name):
+                channel.new_settings = None  # the settings are in its row now
+            self._tell(name, None)
+            self._site.channels_changed = True
 
     def _start_next(self) -> None:
         """Start waiting channels as far as the limits allow.
@@ -441,38 +428,38 @@ class TopicGroup:
         All groups share one limit for each turn of the supervisor's loop.
         """
         while self.state is GroupState.UP and self._starts.ready() and self._processes.may_start():
-            channel = self._starts.take()
-            if (
-                channel in self._failed_channels
-                or channel not in self.channels
-                or self.channels[channel] is not None
-            ):
-                self._starts.done(channel)
+            name = self._starts.take()
+            channel = self.channels.get(name)
+            if channel is None or channel.has_failed or channel.child is not None:
+                self._starts.done(name)
                 continue
             try:
-                self._start_channel(channel)
+                channel.child = self._start_channel(name, channel.new_settings)
             except ZsqError as error:
-                self._starts.done(channel)
-                if channel in self._new_settings:
-                    self._drop_new(channel, error)
+                self._starts.done(name)
+                if channel.new_settings is not None:
+                    self._drop_new(name, error)
                 elif isinstance(error, OutOfFiles):
-                    self._channel_later(channel)
+                    self._start_later(name)
                 else:
                     self.fail(str(error))  # the channel existed before, so the topic needs it
 
+    def _is_wanted(self, channel: str) -> bool:
+        """Return True if a request waits for this channel."""
+        return any(channel == wanted for wanted, _ in self._waiting)
+
     def _drop_new(self, channel: str, error: ZsqError) -> None:
         """Give up a new channel and report the error to the requests for it."""
-        self._new_settings.pop(channel)
-        self.channels.pop(channel)
-        self._events.names_changed()
+        del self.channels[channel]
+        self._site.names_changed = True
         self._tell(channel, error)
 
-    def _start_channel(self, channel: str) -> None:
+    def _start_channel(self, channel: str, new_settings: NewChannelSettings | None) -> Child:
         assert self.topic is not None
         of_topic = self.topic.spec.start
         assert isinstance(of_topic, TopicStart)
         number = self._processes.new_key()
-        given = self._options()
+        serve_options = self._site.options
         start = ChannelStart(
             channel=channel,
             topic_name=self.name,
@@ -481,12 +468,12 @@ class TopicGroup:
             topic=of_topic.front,
             storage=of_topic.storage.front,
             scan=self._processes.scan_endpoint,
-            replaceable=bool(given.bucket and given.bucket_lag_s),
-            made_with=self._new_settings.get(channel, {}),
+            replaceable=serve_options.ships,
+            made_with=new_settings or {},
             closed=to_consumers(self.row.closed),
         )
         spec = ChildSpec(number, "channel", f"channel {self.name}/{channel}", start)
-        self.channels[channel] = self._processes.start(spec, self)
+        return self._processes.start(spec, self)
 
     def want(self, channel: str, then: Then, settings: Mapping[str, Any] | None = None) -> None:
         """Call `then` when the topic and the channel are up, or with an error.
@@ -494,25 +481,22 @@ class TopicGroup:
         A channel that does not exist is made with `settings`.
         """
         self._asked_ns = time.monotonic_ns()
-        if (
-            channel in self.deleting
-            and is_ephemeral(channel)
-            and len(self._returning) < options.WAITERS_MAX
-        ):
-            self._returning.append((channel, then, settings or {}))
-            return
         if channel in self.deleting:
-            then(
-                ZsqError(E_CLOSING, f"channel {channel!r} is being deleted; try again in a moment")
-            )
+            returning = sum(map(len, self.deleting.values()))
+            if is_ephemeral(channel) and returning < options.WAITERS_MAX:
+                self.deleting[channel].append((then, settings or {}))
+            else:
+                text = f"channel {channel!r} is being deleted; try again in a moment"
+                then(ZsqError(E_CLOSING, text))
             return
         if self.state is GroupState.FAILED or (self._retry_ns and not self._short_ns):
             then(ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
             return
-        if channel in self._failed_channels:
+        known = self.channels.get(channel)
+        if known is not None and known.has_failed:
             then(ZsqError(E_TOPIC_FAILED, f"channel {channel!r} of topic {self.name!r} {_STOPPED}"))
             return
-        if channel and channel not in self.channels:
+        if channel and known is None:
             if len(self.channels) >= options.CHANNELS_MAX:
                 text = (
                     f"topic {self.name!r} has {len(self.channels)} channels, the limit; delete "
@@ -520,23 +504,16 @@ class TopicGroup:
                 )
                 then(ZsqError(E_LIMIT, text))
                 return
-            self.channels[channel] = None
-            self._events.names_changed()
-            self._new_settings[channel] = cast("NewChannelSettings", dict(settings or {}))
-        child = self.channels.get(channel) if channel else self.topic
+            new_settings = cast("NewChannelSettings", dict(settings or {}))
+            self.channels[channel] = ChannelProcess(new_settings=new_settings)
+            self._site.names_changed = True
+        child = self.child(channel)
         if self.state is GroupState.UP and child is not None and child.state == "up":
             then(None)
             return
         if len(self._waiting) >= options.WAITERS_MAX:
-            then(
-                ZsqError(
-                    E_LIMIT,
-                    (
-                        f"{len(self._waiting)} requests wait for topic {self.name!r}, which is the "
-                        "limit; try again in a moment"
-                    ),
-                )
-            )
+            text = f"{len(self._waiting)} requests wait for topic {self.name!r}"
+            then(ZsqError(E_LIMIT, f"{text}, which is the limit; try again in a moment"))
         else:
             self._waiting.append((channel, then))
         if channel and child is None and self.state is GroupState.UP:
@@ -544,13 +521,13 @@ class TopicGroup:
 
     def _tell(self, channel: str | None, error: ZsqError | None) -> None:
         """Answer the requests that wait for this channel ("" for the topic, None for all)."""
-        told = [then for name, then in self._waiting if channel is None or name == channel]
+        waiting = [then for name, then in self._waiting if channel is None or name == channel]
         self._waiting = (
             []
             if channel is None
             else [(name, then) for name, then in self._waiting if name != channel]
         )
-        for then in told:
+        for then in waiting:
             then(error)
 
     # Stop
@@ -562,23 +539,23 @@ class TopicGroup:
         """
         channel = channel_of(child.spec.start)
         if child is self.topic:
-            self._events.channels_changed()
+            self._site.channels_changed = True
         if self.state is GroupState.DOZING and not (child is self.topic and child.failure):
-            self._events.channels_changed()
+            self._site.channels_changed = True
             self._doze_next()
             return
-        if channel and self.channels.get(channel) is child:
+        if channel and self.child(channel) is child:
             self._starts.done(channel)
-            self._note_end(channel, child)
-            self.channels[channel] = None
-            self._events.channels_changed()
+            _note_end(self.channels[channel], child)
+            self.channels[channel].child = None
+            self._site.channels_changed = True
             if self.state is GroupState.UP and not self._not_made(channel, child.failure):
                 if (
                     child.failure is not None
                     and child.failure.is_out_of_files
                     and not is_ephemeral(channel)
                 ):
-                    self._channel_later(channel)
+                    self._start_later(channel)
                 else:
                     self._restart_channel(channel)
         if self.state is GroupState.ENDED:
@@ -591,7 +568,7 @@ class TopicGroup:
             # depend on the rows that the topic's storage recovered. Rejected: channels that outlive
             # their topic and attach to the next one. That would save redeliveries after a crash,
             # but it needs a second protocol for sending again what was not committed.
-            self._note_end("", child)
+            _note_end(self, child)
             self.cause = child.failure or Failure(
                 Phase.RUN, "", f"{child.spec.title} (pid {child.pid}) ended"
             )
@@ -616,40 +593,26 @@ class TopicGroup:
 
     def _look_for_restarts(self) -> None:
         now = time.monotonic_ns()
-        found = [
+        texts = [
             f"{whose} process was started again {options.UNSTEADY_RESTARTS} times or more within "
             f"{options.UNSTEADY_S / 60:g} minutes; the log says why"
             for whose, restarts in (
                 ("its", self.restarts),
-                *((f"channel {name}: its", one) for name, one in self._channel_restarts.items()),
+                *((f"channel {name}: its", past) for name, past in self._channel_restarts.items()),
             )
             if restarts.is_unsteady(now)
         ]
-        if [*self.unsteady] != found:
-            self.unsteady = tuple(found)
+        if [*self.unsteady] != texts:
+            self.unsteady = tuple(texts)
 
     def tick(self) -> None:
         self._start_next()
         self._look_for_restarts()
         self._look_for_use()
         if self._settling and self.settled():
-            told, self._settling = self._settling, []
-            for then in told:
-                then(None)
-        for channel in [
-            channel
-            for channel, again_ns in self._channels_later.items()
-            if time.monotonic_ns() >= again_ns
-        ]:
-            del self._channels_later[channel]
-            if (
-                self.state is GroupState.UP
-                and channel in self.channels
-                and self.channels[channel] is None
-            ):
-                self._starts.add(
-                    channel, first=any(channel == wanted for wanted, _ in self._waiting)
-                )
+            self._tell_settled(None)
+        for channel in self._starts.due(time.monotonic_ns()):
+            self._starts.add(channel, first=self._is_wanted(channel))
         if (
             self._retry_ns
             and time.monotonic_ns() >= self._retry_ns
@@ -659,7 +622,7 @@ class TopicGroup:
             self.start()
         if self._over_ns and time.monotonic_ns() >= self._over_ns and self.state is GroupState.UP:
             self._over_ns = 0
-            self._events.unused(self)
+            self._site.unused(self)
 
     def _not_made(self, channel: str, failure: Failure | None) -> bool:
         """Drop a new channel that storage refuses to make, and report why.
@@ -668,7 +631,7 @@ class TopicGroup:
         Return False in any other case.
         """
         if (
-            channel not in self._new_settings
+            self.channels[channel].new_settings is None
             or failure is None
             or failure.phase is not Phase.START
             or failure.code not in REFUSED
@@ -680,38 +643,33 @@ class TopicGroup:
     def _restart_channel(self, channel: str) -> None:
         now = time.monotonic_ns()
         if is_ephemeral(channel):  # forget the old failures of deleted channels
-            old = [
-                name
-                for name, one in self._channel_restarts.items()
-                if name not in self.channels and one.is_past(now)
-            ]
-            for name in old:
-                del self._channel_restarts[name]
+            self._channel_restarts = {
+                name: restarts
+                for name, restarts in self._channel_restarts.items()
+                if name in self.channels or not restarts.is_past(now)
+            }
         restarts = self._channel_restarts.setdefault(channel, RestartIntensity())
         if restarts.may_restart(now):
             if is_ephemeral(channel):
                 self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
-                self._events.channel_died(self, channel)  # the next request makes a new one
+                self._site.channel_died(self, channel)  # the next request makes a new one
             else:
-                self._starts.add(
-                    channel, first=any(channel == wanted for wanted, _ in self._waiting)
-                )
+                self._starts.add(channel, first=self._is_wanted(channel))
             return
         log.error("channel %s/%s %s", self.name, channel, _STOPPED)
-        self._failed_channels.add(channel)
-        self._tell(
-            channel,
-            ZsqError(E_TOPIC_FAILED, f"channel {channel!r} of topic {self.name!r} {_STOPPED}"),
-        )
+        self.channels[channel].has_failed = True
+        text = f"channel {channel!r} of topic {self.name!r} {_STOPPED}"
+        self._tell(channel, ZsqError(E_TOPIC_FAILED, text))
 
-    def _channel_later(self, channel: str) -> None:
+    def _start_later(self, channel: str) -> None:
         log.warning(
             "channel %s/%s cannot be started: %s; trying again",
             self.name,
             channel,
             os.strerror(errno.EMFILE),
         )
-        self._channels_later[channel] = time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9)
+        at_ns = time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9)
+        self._starts.later[channel] = at_ns
 
     def _start_when_files(self) -> None:
         """Try again soon, because file descriptors are missing.
@@ -751,13 +709,9 @@ class TopicGroup:
             self._tries += 1
             self._retry_ns = time.monotonic_ns() + int(pause_s * 1e9)
             log.error("topic %s: %s; trying again in %g s", self.name, self.failure, pause_s)
-            self._tell(
-                None,
-                ZsqError(
-                    E_TOPIC_FAILED,
-                    f"topic {self.name!r}: {self.failure}; the broker tries again in {pause_s:g} s",
-                ),
-            )
+            text = f"topic {self.name!r}: {self.failure}"
+            text += f"; the broker tries again in {pause_s:g} s"
+            self._tell(None, ZsqError(E_TOPIC_FAILED, text))
             return
         if not final and self.restarts.may_restart(time.monotonic_ns()):
             self.start()
@@ -796,18 +750,22 @@ class TopicGroup:
                     self._processes.stop_child(child)
                 return
         self._go("stopped")
-        self._waiting += [(channel, then) for channel, then, _ in self._returning]
-        self._returning = []
+        for channel, returning in self.deleting.items():
+            self._waiting += [(channel, then) for then, _ in returning]
+            returning.clear()
         self._tell_stopped()
-        told, self._stopped = self._stopped, []
-        for then in told:
+        callbacks, self._stopped = self._stopped, []
+        for then in callbacks:
             then()
 
     def _tell_stopped(self) -> None:
         error = ZsqError(E_CLOSING, f"topic {self.name!r} was stopped; try again in a moment")
         self._tell(None, error)
-        told, self._settling = self._settling, []
-        for then in told:
+        self._tell_settled(error)
+
+    def _tell_settled(self, error: ZsqError | None) -> None:
+        waiting, self._settling = self._settling, []
+        for then in waiting:
             then(error)
 
     # Dormancy
@@ -841,15 +799,15 @@ class TopicGroup:
         if self.state is not GroupState.UP or now - self._looked_ns < _LOOK_NS:
             return
         self._looked_ns = now
-        after_ns = int(self._options().sleep_after_s * 1e9)
+        after_ns = int(self._site.options.sleep_after_s * 1e9)
         if not after_ns or now - self._asked_ns < after_ns or not self._is_quiet(now):
             return
         # Pulses of processes that have ended do not count here.
         if self.topic is None or not is_unused(
             cast("TopicPulse", self.topic.stats),
             [
-                cast("ChannelPulse", child.stats if child is not None else {})
-                for child in self.channels.values()
+                cast("ChannelPulse", channel.child.stats if channel.child is not None else {})
+                for channel in self.channels.values()
             ],
             now,
             after_ns,
@@ -873,17 +831,17 @@ class TopicGroup:
 
     def _is_quiet(self, now: int) -> bool:
         """Return True if no process starts or has news, and no request waits for one."""
-        waits = self._waiting or self._settling or self.deleting or self._channels_later
-        return not (
+        waits = self._waiting or self._settling or self.deleting or self._starts.later
+        if (
             waits
-            or self._failed_channels
+            or self.failed_channels()
             or self.row.in_memory
             or any(map(is_ephemeral, self.channels))
-        ) and all(
-            # Its next pulse may be on the way, with news.
-            child.state == "up" and now - child.news_ns > _FRESH_NS
-            for child in (self.topic, *self.channels.values())
-            if child is not None
+        ):
+            return False
+        # The next pulse of a process may be on the way, with news.
+        return all(
+            child.state == "up" and now - child.news_ns > _FRESH_NS for child in self.processes()
         )
 
     def _doze_next(self) -> None:
@@ -894,9 +852,8 @@ class TopicGroup:
             self._processes.stop_child(child)
         if not living:
             self._go("slept")
-            for ended in (self.topic, *self.channels.values()):
-                if ended is not None:
-                    ended.stats = at_rest(ended.stats)
+            for ended in self.processes():
+                ended.stats = at_rest(ended.stats)
             self._count_asleep(1 + len(self.channels))
 
     def begin_asleep(
@@ -908,55 +865,54 @@ class TopicGroup:
         self._go("slept")
         self.topic = self._ended("topic", f"topic {self.name}", topic)
         for name, stats in channels.items():
-            self.channels[name] = self._ended("channel", f"channel {self.name}/{name}", stats)
+            ended = self._ended("channel", f"channel {self.name}/{name}", stats)
+            self.channels[name] = ChannelProcess(ended)
         storage = storage_pulse(self)
         asleep_ns = sleep_ns(storage, self.retention(), random.random())
         self._wake_ns = time.monotonic_ns() + asleep_ns
         self._count_asleep(1 + len(self.channels))
-        self._events.names_changed()
+        self._site.names_changed = True
 
     def _ended(self, kind: str, title: str, stats: Mapping[str, Any]) -> Child:
         spec = ChildSpec(self._processes.new_key(), kind, title)
         nothing = cast("Any", None)  # only its last pulse is used
         return Child(spec, 0, nothing, nothing, "ended", stats=at_rest(stats), owner=self)
 
-    def differs(self, channel: str, asked: Mapping[str, Any]) -> ZsqError | None:
+    def differs(self, channel: str, settings: Mapping[str, Any]) -> ZsqError | None:
         """Return an error if the settings of the channel differ from those that a request expects.
 
         The channel must be up.
         """
-        child = self.channels.get(channel)
+        child = self.child(channel)
         try:
-            if child is not None and asked:
-                check_same(child.data.get("settings", {}), asked, self.name, channel)
+            if child is not None and channel and settings:
+                check_same(child.data.get("settings", {}), settings, self.name, channel)
         except ZsqError as error:
             return error
         return None
 
-    def drop_channel(self, channel: str, *, lost: bool = False) -> None:
-        """Remove a channel.
+    def begin_deletion(self, channel: str, *, lost: bool = False) -> None:
+        """Remove a channel. Until `end_deletion`, requests for it wait or fail.
 
         `lost` means that its process died. The count of restarts is then kept for the channel's
         next process.
         """
+        self.deleting.setdefault(channel, [])
+        self._drop_channel(channel, lost=lost)
+
+    def end_deletion(self, channel: str) -> None:
+        """Make the channel again if requests for it came meanwhile."""
+        for then, settings in self.deleting.pop(channel, ()):
+            self.want(channel, then, settings)
+
+    def _drop_channel(self, channel: str, *, lost: bool = False) -> None:
         if not lost:
             self._channel_restarts.pop(channel, None)
         self._starts.done(channel)
-        self._new_settings.pop(channel, None)
         self.channels.pop(channel, None)
-        self._predecessors.pop(channel, None)
         self._tell(channel, ZsqError(E_CLOSING, f"channel {channel!r} was deleted"))
-        self._failed_channels.discard(channel)
-        self._events.channels_changed()
-        self._events.names_changed()
-
-    def deleted(self, channel: str) -> None:
-        """End the deletion of a channel, and make it again if requests for it came meanwhile."""
-        self.deleting.discard(channel)
-        returning = [one for one in self._returning if one[0] == channel]
-        self._returning = [one for one in self._returning if one[0] != channel]
-        for _, then, settings in returning:
-            self.want(channel, then, settings)
+        self._site.channels_changed = True
+        self._site.names_changed = True
 
     def endpoints(self, channel: str, *, with_settings: bool = False) -> dict[str, Any]:
         """Return the data of a Lookup reply.
@@ -964,13 +920,13 @@ class TopicGroup:
         The topic must be up. `with_settings` adds the channel's settings.
         """
         assert self.topic is not None
-        child = self.channels.get(channel)
+        child = self.child(channel) if channel else None
         of_topic = self.topic.spec.start
         assert isinstance(of_topic, TopicStart)
-        told: dict[str, Any] = {}
+        reply: dict[str, Any] = {}
         if child is not None and with_settings:
-            told["settings"] = channel_settings.resolve(child.data.get("settings", {})).as_dict()
-        return told | {
+            reply["settings"] = channel_settings.resolve(child.data.get("settings", {})).as_dict()
+        return reply | {
             "topic": of_topic.front,
             "reader": of_topic.storage.reader,
             "stage": of_topic.storage.stage,
@@ -978,5 +934,5 @@ class TopicGroup:
             "channel": child.spec.start.front if child is not None else "",
             "uuid": self.row.uuid,
             "node": self._registry.node,
-            "message_bytes": self._options().message_bytes_max,
+            "message_bytes": self._site.options.message_bytes_max,
         }

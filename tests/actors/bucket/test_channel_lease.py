@@ -8,21 +8,21 @@ import pytest
 
 from zsq.actors.bucket.channel_lease import ChannelLease
 from zsq.actors.bucket.lease_cell import OVER, LeaseCell
-from zsq.actors.channel.ack_policy import AckPolicy, ack_policy_class
+from zsq.actors.channel.serving_policy import ServingPolicy, serving_policy_class
 from zsq.actors.settings.starts import ChannelStart
 from zsq.transport.errors import E_STANDBY, Refused
 
 
-def lease_of(run_dir: Path, *, replaceable: bool) -> AckPolicy:
+def lease_of(run_dir: Path, *, replaceable: bool) -> ServingPolicy:
     start = ChannelStart(
         front=f"ipc://{run_dir}/7", topic="", storage="", scan="", channel="c", closed=False,
         replaceable=replaceable,
     )  # fmt: skip
-    return ack_policy_class()(start)
+    return serving_policy_class()(start)
 
 
 def test_the_bucket_decides_for_channels() -> None:
-    assert ack_policy_class() is ChannelLease
+    assert serving_policy_class() is ChannelLease
 
 
 def test_consumers_are_turned_away_when_the_lease_is_over_for_the_patience(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Place:
         singles = SimpleNamespace(of_kind=lambda kind: [self.archive] if kind == "archive" else [])
         nothing = cast("Any", None)
         parts = SupervisorParts(
-            cast("Any", self.state), cast("Any", singles), nothing, dict,
+            cast("Any", self.state), nothing, cast("Any", singles), nothing, dict,
             lambda code, why: self.stops.append((code, why)),
         )  # fmt: skip
         self.extension = BucketSupervision(parts)

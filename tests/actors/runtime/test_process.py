@@ -31,7 +31,7 @@ import multiprocessing.reduction, os, select, sys
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import ProcessTable
 from zsq.actors.settings.starts import ActorStart
-from zsq.actors.supervisor.actor_table import actor_classes
+from zsq.actors.runtime.services import actor_classes
 
 def fail(connection):
     raise RuntimeError("no descriptor is free")

@@ -6,13 +6,11 @@ import pkgutil
 from pathlib import Path
 
 from zsq.actors.alarms.extension import AlarmStart
-from zsq.actors.gateways.http.extension import HttpStart
-from zsq.actors.gateways.nsq.extension import NsqStart
 from zsq.actors.runtime.actor import Actor
 from zsq.actors.runtime.service import Site
 from zsq.actors.runtime.services import doors, is_door, services
 from zsq.actors.settings.options import AlarmOptions, HttpOptions, NsqOptions, ServeOptions
-from zsq.actors.settings.starts import ActorStart, ArchiveStart, ZeroMqStart
+from zsq.actors.settings.starts import ActorStart, ArchiveStart, DoorStart, ZeroMqStart
 
 BARE = ServeOptions(Path("/data"), gateway="")
 ALL = ServeOptions(
@@ -33,15 +31,15 @@ def test_each_service_starts_when_its_options_ask_for_it() -> None:
     scan = {"scan_loop": ActorStart, "scan_worker": ActorStart}
     assert starts(BARE) == scan
     assert starts(ALL) == scan | {
-        "gateway": ZeroMqStart, "archive": ArchiveStart, "nsq_gateway": NsqStart,
-        "http_gateway": HttpStart, "alarm_teller": AlarmStart,
+        "gateway": ZeroMqStart, "archive": ArchiveStart, "nsq_gateway": DoorStart,
+        "http_gateway": DoorStart, "alarm_teller": AlarmStart,
     }  # fmt: skip
 
 
 def test_the_http_gateway_describes_the_nsq_gateway_that_runs_beside_it() -> None:
     site = Site(options=ALL, node=1, uuid="u", run_dir="/run", scan="", archive="")
     start = services()["http_gateway"].start(site)
-    assert isinstance(start, HttpStart)
+    assert isinstance(start, DoorStart)
     assert start.options.nsq == NsqOptions()
 
 

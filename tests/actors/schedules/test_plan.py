@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsq.actors.schedules.cron import Cron
 from zsq.actors.schedules.plan import COUNTED_MAX, GRACE_S, RUNS_MAX, Plan, latest, plan
 from zsq.actors.settings.schedule_settings import ALL, MISSED, ONE, SKIP
 
 
-class Every:
+class Every(Cron):
     """Due times at a fixed interval. It counts those that were looked at."""
 
     def __init__(self, step_s: int = 3_600) -> None:

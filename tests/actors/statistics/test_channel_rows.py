@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from tests.actors.conftest import ChannelHarness, S
-from tests.support.group import GroupPulses
+from tests.support.group import processes_of
 from zsq.actors.primitives.rates import RECENT_NS, RateMeter
-from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.statistics.channel_rows import age_s, backlog, channel_rows, drain_s, visible_end
 from zsq.actors.statistics.schema import COUNTERS, ENDS
 from zsq.transport.reports import ChannelStats, Latency
@@ -36,9 +35,7 @@ def row_of(
     topic = SimpleNamespace(
         stats={"paused": paused, "rates": {"message_count": rate}, "storage": storage}
     )
-    group: Any = GroupPulses(
-        channels={"c": child}, topic=topic, failed_channels=set, state=GroupState.UP
-    )
+    group = processes_of(topic, {"c": child})
     (row,) = channel_rows(group, end, NOW)
     return row
 
@@ -104,9 +101,7 @@ def test_the_depth_counts_up_to_the_end_that_channels_may_see(
     topic: dict[str, Any], storage: dict[str, Any], end: int
 ) -> None:
     child = SimpleNamespace(stats={"next_offset": 5, "in_flight_count": 0})
-    group: Any = GroupPulses(
-        topic=SimpleNamespace(stats=topic | {"storage": storage}), channels={"c": child}
-    )
+    group = processes_of(SimpleNamespace(stats=topic | {"storage": storage}), {"c": child})
     assert visible_end(group) == end
     assert backlog(group, "c", NOW, NOW)["depth"] == max(0, end - 5)
 
@@ -179,17 +174,6 @@ def test_going_back_is_more_that_came_and_emptying_is_not_less(harness: ChannelH
     assert shown(harness)["message_count"] == 70
     harness.channel.seek(50)
     assert shown(harness)["message_count"] == 70
-
-
-def test_a_row_of_the_first_release_is_understood() -> None:
-    from zsq.actors.channel.core import ChannelCore
-
-    counters = ChannelCore(1, 0, [], {"message_count": 7, "finish_count": 6}, paused=False).counters
-    assert (counters["delivery_count"], counters["finish_count"], "message_count" in counters) == (
-        7,
-        6,
-        False,
-    )
 
 
 def test_a_timeout_counts_for_the_consumer_that_did_not_answer(harness: ChannelHarness) -> None:
@@ -342,9 +326,7 @@ def test_a_burst_half_a_minute_ago_does_not_hide_that_the_backlog_drains() -> No
     }
     child = SimpleNamespace(state="up", stats=stats, data={})
     of_topic = SimpleNamespace(stats={"rates": minute[0], "rates_recent": recent[0]})
-    group: Any = GroupPulses(
-        channels={"c": child}, topic=of_topic, failed_channels=set, state=GroupState.UP
-    )
+    group = processes_of(of_topic, {"c": child})
     (row,) = channel_rows(group, 100_000, NOW, {})
     assert row["drain_s"] == pytest.approx(70, rel=0.1)
     assert "rates_recent" not in row

@@ -14,6 +14,7 @@ import pytest
 from tests.support.group import Broker, a_channel
 from zsq.actors.runtime.process_table import Child
 from zsq.actors.statistics import overview
+from zsq.actors.statistics.broker_view import ChannelProcess
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS, Overview
 from zsq.transport.wire.admin_requests import OverviewRequest
 
@@ -50,7 +51,7 @@ class OverviewHarness:
         self.broker = cast("Any", Broker())
         self.group = self.broker.group
         self.channel = self.broker.child("channel", a_channel("a"))
-        self.group.channels["a"] = self.channel
+        self.group.channels["a"] = ChannelProcess(self.channel)
         self.tell(self.group.topic, {**TOPIC, "storage": STORAGE})
         self.tell(self.channel, CHANNEL)
         self.overview = Overview(self.broker.view())
@@ -137,7 +138,7 @@ def test_the_overview_is_whole_after_a_channel_or_a_topic_comes_or_goes(
     harness: OverviewHarness,
 ) -> None:
     version = harness.ask()["version"]
-    harness.group.channels["b"] = None
+    harness.group.channels["b"] = ChannelProcess()
     found = harness.ask(version)
     assert (found["whole"], [*found["topics"]["t"][1]]) == (True, ["a", "b"])
     assert found["topics"]["t"][1]["b"][0] == "starting"

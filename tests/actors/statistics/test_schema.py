@@ -15,13 +15,13 @@ from typing import Any, Final, cast, get_type_hints
 
 import pytest
 
-from tests.support.group import GroupPulses, a_channel
+from tests.support.group import a_channel, processes_of
 from tests.support.shapes import misfits
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.lease import Subscriber
 from zsq.actors.gateways.http.api.stats import NsqStats, as_nsq
 from zsq.actors.settings.starts import ActorStart
-from zsq.actors.statistics.broker_view import GroupState
+from zsq.actors.statistics.broker_view import ChannelProcess
 from zsq.actors.statistics.channel_rows import channel_rows
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
 from zsq.actors.statistics.schema import COUNTERS, METRICS, STATISTICS, defaults, rows_of
@@ -184,7 +184,7 @@ def broker() -> Any:
     made.gateway.state = "up"
     made.bucket = made.child("archive", ActorStart())
     made.scheduler = made.child("scheduler", ActorStart())
-    made.group.channels["c"] = made.child("channel", a_channel("c"))
+    made.group.channels["c"] = ChannelProcess(made.child("channel", a_channel("c")))
     disk = SimpleNamespace(
         health="", statistics=lambda: defaults("disk"), says_why=lambda topic: False
     )
@@ -207,7 +207,7 @@ def names(rows: Iterable[Mapping[str, object]]) -> set[str]:
 
 def test_stats_has_every_row_and_no_statistic_without_one() -> None:
     made, channel = broker(), core()
-    child = made.group.channels["c"]
+    child = made.group.child("c")
     child.stats = {**channel.statistics(0), "settings": {}, "rates": {}}
     publisher, consumer = defaults("publisher"), defaults("consumer")
     client = {name: consumer[name] for name in get_type_hints(reports.ProducerStats)} | {
@@ -304,9 +304,7 @@ def test_nsqd_s_answer_has_the_rows_that_nsqd_has_in_its_order() -> None:
 
 
 def test_rows_of_channels_are_those_of_the_table_before_the_first_report_too() -> None:
-    silent: Any = GroupPulses(
-        channels={"c": None}, topic=None, storage=None, failed_channels=set, state=GroupState.UP
-    )
+    silent = processes_of(None, {"c": None})
     assert channel_rows(silent, 0, 0)[0].keys() == defaults("channel").keys()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.group import GroupPulses
+from tests.support.group import processes_of
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.deferred import Deferred
 from zsq.actors.settings.options import DEFERRED_ROWS_MAX
@@ -24,15 +24,7 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
     delivery = ChannelCore(1, 0, [], {}, paused=False, deferred=Deferred(rows, rows, 5))
     child = SimpleNamespace(state="up", stats=delivery.statistics(0), data={})
     topic = SimpleNamespace(stats={"storage": {"appends": 1}}, data={})
-    group: Any = GroupPulses(
-        name="t",
-        channels={"c": child},
-        topic=topic,
-        state=GroupState.UP,
-        failure="",
-        failed_channels=set,
-        unsteady=(),
-    )
+    group = processes_of(topic, {"c": child})
     (row,) = channel_rows(group, 0, 0)
     limit = "limit of 10,000,000 deferred messages"
     assert (row["health"] == "OK", limit in row["health"], "deferred_full" in row) == (
@@ -80,12 +72,8 @@ def test_the_reason_why_a_topic_cannot_be_written_to_is_reported(
     state: GroupState, failure: str, pulse: dict[str, Any], why: str
 ) -> None:
     """The reason depends on the known state, and not on the text of the health."""
-    group: Any = GroupPulses(
-        name="t",
-        state=state,
-        failure=failure,
-        topic=SimpleNamespace(stats={"storage": pulse}, data={}),
-    )
+    topic = SimpleNamespace(stats={"storage": pulse}, data={})
+    group = processes_of(topic, {}, state, failure)
     assert statistics.write_trouble(group, DISK) == why
 
 

@@ -7,30 +7,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.group import Broker
 
 from zsq.actors.runtime.child import Failure, Phase
 from zsq.actors.settings import options
 from zsq.actors.settings.options import ServeOptions
-from zsq.actors.settings.starts import ActorStart, ChannelStart, ZeroMqStart
-from zsq.actors.statistics.broker_view import GroupState
+from zsq.actors.settings.starts import ActorStart, ZeroMqStart
+from zsq.actors.statistics.broker_view import ChannelProcess, GroupState
 from zsq.actors.supervisor.singles import Singles
-from zsq.actors.supervisor.topics.topic_group import GroupEvents, TopicGroup
-
-
-def group_of() -> TopicGroup:
-    nothing: Any = None
-    given: Any = SimpleNamespace(sleep_after_s=0.0)
-    events = GroupEvents(
-        lambda: None, lambda: None, lambda group, channel: None, lambda group: None
-    )
-    return TopicGroup(
-        "t",
-        nothing,
-        nothing,
-        cast("Any", SimpleNamespace(may_start=lambda: True)),
-        lambda: given,
-        events,
-    )
 
 
 def singles_of(did: list[str]) -> Singles:
@@ -47,11 +31,10 @@ def singles_of(did: list[str]) -> Singles:
 
 
 def test_a_second_process_that_ends_does_not_change_an_ended_group() -> None:
-    group = group_of()
-    topic: Any = SimpleNamespace(
-        spec=SimpleNamespace(start=ActorStart(), kind="topic"), state="ended", failure=None
-    )
-    group.topic = topic
+    group = Broker().group
+    topic = group.topic
+    assert topic is not None
+    topic.state = "ended"
     group.state = GroupState.ENDED  # the end of a channel was reported just before
     group.died(topic)
     assert group.state is GroupState.ENDED
@@ -65,41 +48,26 @@ def test_a_second_process_that_ends_does_not_change_an_ended_group() -> None:
     ],
 )  # fmt: skip
 def test_a_new_channel_that_storage_refuses_is_removed_from_its_group(
-    monkeypatch: pytest.MonkeyPatch, code: str, made: bool, gone: bool
+    code: str, made: bool, gone: bool
 ) -> None:
     """The client that asked gets the reason. If a new start may help, or if the channel existed
     before, the channel is started again.
     """
-    group = group_of()
-    monkeypatch.setattr(
-        group, "_start_channel", lambda channel: group.channels.update({channel: child})
-    )
-    child: Any = SimpleNamespace(
-        spec=SimpleNamespace(
-            start=ChannelStart(channel="c", closed=False, topic="", storage="", scan=""),
-            kind="channel",
-        ),
-        state="starting",
-        stats={},
-        failure=None,
-    )
-    group.state = GroupState.UP
-    told: list[Any] = []
+    broker = Broker()
     if made:
-        group.channels["c"] = child
-    group.want("c", told.append, {"start": 5})
-    group.tick()
+        broker.group.channels["c"] = ChannelProcess()
+    broker.want("c", start=5)
+    child = broker.group.child("c")
+    assert child is not None
     child.state, child.failure = "ended", Failure(Phase.START, code, "because of the weather")
-    group.died(child)
-    assert ("c" not in group.channels) == gone
-    assert [(error.code, error.text) for error in told] == (
+    broker.group.died(child)
+    assert ("c" not in broker.group.channels) == gone
+    assert [(error.code, error.text) for error in broker.answers if error] == (
         [(code, "because of the weather")] if gone else []
     )
     if gone:
-        child.state = "starting"
-        group.want("c", told.append, {})
-        group.tick()
-        assert group.channels == {"c": child}, "it may be asked for again"
+        broker.want("c")
+        assert broker.started == ["c", "c"], "it may be asked for again"
 
 
 @pytest.mark.parametrize(

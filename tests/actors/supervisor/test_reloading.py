@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from zsq.actors.gateways.nsq.extension import NsqStart
 from zsq.actors.runtime.actor import Actor
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import Child
@@ -23,7 +22,7 @@ from zsq.actors.settings.options import (
     ServeOptions,
     TlsOptions,
 )
-from zsq.actors.settings.starts import ActorStart, ArchiveStart
+from zsq.actors.settings.starts import ActorStart, ArchiveStart, DoorStart
 from zsq.actors.supervisor.reloading import Fresh, Reloading, merged, reload_order
 from zsq.actors.supervisor.singles import Singles
 from zsq.transport.errors import Refused, UsageError, ZsqError
@@ -134,7 +133,7 @@ class Double:
     def child(self, key: int, state: str) -> Child:
         nsq = self.options.of(NsqOptions)
         assert nsq is not None
-        start = NsqStart(supervisor="", options=nsq, security=self.options.security)
+        start = DoorStart(supervisor="", options=nsq, security=self.options.security)
         child = Child(ChildSpec(key, "nsq_gateway", "nsq gateway", start), 1, None, None, state)  # type: ignore[arg-type]
         child.envelope = (b"x",)
         return child

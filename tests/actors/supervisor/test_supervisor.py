@@ -24,7 +24,7 @@ from zsq.actors.settings import options
 from zsq.actors.settings.starts import ActorStart
 from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.supervisor import supervisor
-from zsq.actors.supervisor.commands.management import Commands
+from zsq.actors.supervisor.commands.creation import create_topic
 from zsq.actors.supervisor.commands.requests import Orders
 from zsq.actors.supervisor.start_reserve import StartReserve
 from zsq.actors.supervisor.supervisor import Supervisor
@@ -37,7 +37,7 @@ S = 1_000_000_000
 class Place:
     """A supervisor without sockets and processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes_max: int = 2_000) -> None:
         self.killed: list[int] = []
         self.awaited: set[int] = set()
         self.sent: list[tuple[Any, Any]] = []
@@ -49,7 +49,7 @@ class Place:
             children={}, kill=lambda child: self.killed.append(child.spec.key), start=self.start
         )
         port: Any = SimpleNamespace(send=self.send)
-        self.processes = Processes(cast("Any", table), port, "/nowhere", 2_000)
+        self.processes = Processes(cast("Any", table), port, "/nowhere", processes_max)
         parts: dict[str, Any] = {
             "table": table, "port": port, "processes": self.processes,
             "state": SimpleNamespace(stopping=False, groups={}),
@@ -188,21 +188,18 @@ def test_an_exception_in_the_supervisor_ends_its_children(
     assert closed == ["port", "context", "audit"]
 
 
-def test_the_number_of_processes_of_a_node_is_bounded(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_processes_of_a_node_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "PROCESSES_MAX", 3)
+    place = Place(processes_max=3)
     place.add(7)
     place.add(8)
-    place.processes._processes_max = 3
     place.processes.check_room(1, "a channel")
     with pytest.raises(
         ZsqError, match=r"E_LIMIT no room for a topic: this broker runs at most 3 processes"
     ):
         place.processes.check_room(2, "a topic")
-    place.processes._processes_max = 2
     with pytest.raises(ZsqError, match=r"at most 2 processes .* raise --processes-max"):
-        place.processes.check_room(1, "a channel")
+        Place(processes_max=2).processes.check_room(3, "a channel")
     place.processes.start(cast("Any", "spec"))
     place.add(9)
     with pytest.raises(ZsqError, match=E_LIMIT):
@@ -292,23 +289,27 @@ def test_a_failure_during_the_start_of_a_topic_kills_its_process() -> None:
     assert {child.spec.kind for child in broker.killed} == {"topic"}
 
 
-@pytest.mark.parametrize(
-    ("tries", "pause_s"),
-    [(0, 1.0), (1, 2.0), (30, options.RETRY_S_MAX), (1_000, options.RETRY_S_MAX)],
-)
 def test_the_pause_before_another_start_grows_up_to_a_limit(
-    tries: int, pause_s: float, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broker = Broker()
-    group = broker.group
-    monkeypatch.setattr(time, "monotonic_ns", lambda: 5 * S)
-    group.cause, group._tries = Failure(Phase.START, "", "no room"), tries
-    group._start_again()
-    assert group._retry_ns == 5 * S + int(pause_s * S)
+    broker, now_ns = Broker(), 5 * S
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    for pause_s in (1, 2, 4, 8, 16, 32, options.RETRY_S_MAX, options.RETRY_S_MAX):
+        topic = broker.group.topic
+        assert topic is not None
+        topic.state, topic.failure = "ended", Failure(Phase.START, "", "no room")
+        broker.group.died(topic)
+        broker.started.clear()
+        now_ns += int(pause_s * S) - 1
+        broker.group.tick()
+        assert broker.started == []
+        now_ns += 1
+        broker.group.tick()
+        assert broker.started == ["topic"]
 
 
 class Managed:
-    """The orders and commands of a supervisor that has `topics` topics."""
+    """The orders of a supervisor that has `topics` topics."""
 
     def __init__(self, topics: int = 0, room: bool = True) -> None:
         self.sent: list[Any] = []
@@ -324,8 +325,8 @@ class Managed:
             registry=SimpleNamespace(uuid="", topics={}, add=lambda *row, part_of="": row),
             add_group=lambda name, row: name,
         )  # fmt: skip
+        self.broker = here
         self.orders = Orders(here.processes)
-        self.commands = Commands(cast("Any", SimpleNamespace(broker=here)), here)
 
     def send(self, envelope: Any, message: Any) -> bool:
         self.sent.append(message)
@@ -337,11 +338,11 @@ class Managed:
 
 def test_the_number_of_topics_of_a_node_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "TOPICS_MAX", 2)
-    assert Managed(topics=1).commands._group("new", create=True) == cast("Any", "new")
+    assert create_topic(Managed(topics=1).broker, "new") == cast("Any", "new")
     with pytest.raises(Refused, match="2 topics, which is the limit; delete"):
-        Managed(topics=2).commands._group("new", create=True)
+        create_topic(Managed(topics=2).broker, "new")
     with pytest.raises(Refused, match="no room for topic 'new'"):
-        Managed(room=False).commands._group("new", create=True)
+        create_topic(Managed(room=False).broker, "new")
 
 
 def test_the_number_of_unanswered_orders_is_bounded(
@@ -393,7 +394,7 @@ def test_the_last_pulse_of_a_topic_that_sleeps_counts_after_the_news_of_its_end(
     topic, channel = place.child(7, "topic"), place.child(8, "channel")
     place.supervisor.state.groups["t"] = cast(
         "Any",
-        SimpleNamespace(is_dormant=is_dormant, topic=topic, channels={"c": channel, "d": None}),
+        SimpleNamespace(is_dormant=is_dormant, processes=lambda: [topic, channel]),
     )
     for child in (topic, channel):
         child.state = "ended"

@@ -41,7 +41,7 @@ from zsq.storage.cluster.directory import (
     TopicEntry,
     encode_entry,
 )
-from zsq.transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_NOT_FOUND, E_UNSUPPORTED, ZsqError
+from zsq.transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_NOT_FOUND, ZsqError
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.admin_codec import request_of
 
@@ -198,14 +198,6 @@ def test_moves_that_make_no_sense_are_refused(part: str, to: int | None, code: s
         view(0, {NAME: row()}).move(
             parsed(p.Manage(1, "move", part, "", {"broker": to}, {})), uuid(1)
         )
-
-
-def test_a_broker_whose_bucket_is_not_known_keeps_its_parts() -> None:
-    known = ClusterView(uuid(0), {NAME: row()})
-    old = broker(0)._replace(bucket="")
-    known.take(0, [encode_entry(one) for one in (old, *BEGIN[1:])], True)
-    with pytest.raises(ZsqError, match=E_UNSUPPORTED):
-        known.move(parsed(p.Manage(1, "move", NAME, "", {"broker": 1}, {})), uuid(1))
 
 
 # Random histories

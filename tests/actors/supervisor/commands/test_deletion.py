@@ -98,9 +98,9 @@ def test_a_topic_is_not_deleted_while_a_publish_waits_for_its_sync(has_channels:
     harness.group.topic.stats = {"head": 17, "storage": {"head": 17, "waiting": 17}}
     if not has_channels:
         harness.group.channels.clear()
-    for child in harness.group.channels.values():
-        assert child is not None
-        child.stats = {"next_offset": 17}
+    for channel in harness.group.channels.values():
+        assert channel.child is not None
+        channel.child.stats = {"next_offset": 17}
     harness.delete(end=23)
     harness.asked[0][1](True, {})
     (error,) = harness.refused
@@ -114,9 +114,9 @@ def test_a_topic_whose_messages_are_all_finished_is_deleted() -> None:
     harness = DeletionHarness()
     assert harness.group.topic is not None
     harness.group.topic.stats = {"head": 23, "storage": {"head": 23, "waiting": 23}}
-    for child in harness.group.channels.values():
-        assert child is not None
-        child.stats = {"next_offset": 23}
+    for channel in harness.group.channels.values():
+        assert channel.child is not None
+        channel.child.stats = {"next_offset": 23}
     harness.delete(end=23)
     harness.asked[0][1](True, {})
     assert harness.refused == []
@@ -221,12 +221,12 @@ def test_a_slow_deletion_of_a_channel_is_answered_in_time_and_goes_on() -> None:
     harness.ends.pop()(True)
     _, answer = harness.orders.pop()
     answer(None, ZsqError(E_TIMEOUT, "no answer"))
-    assert harness.group.deleting == {"b"}
+    assert [*harness.group.deleting] == ["b"]
     harness.requests.later.pop()()
     order, answer = harness.orders.pop()
     assert order == p.DropChannel(1, "b")
     answer(p.Done(1, {}), None)
-    assert (harness.group.deleting, answers, harness.requests.later) == (set(), [late], [])
+    assert (harness.group.deleting, answers, harness.requests.later) == ({}, [late], [])
 
 
 def test_a_deletion_of_a_channel_ends_with_the_process_of_its_topic() -> None:
@@ -240,7 +240,7 @@ def test_a_deletion_of_a_channel_ends_with_the_process_of_its_topic() -> None:
     harness.group.topic = copy.copy(harness.group.topic)
     refused = Refused(E_CLOSING, "the process ended before it answered")
     answer(None, refused)
-    assert (harness.group.deleting, answers, harness.requests.later) == (set(), [refused], [])
+    assert (harness.group.deleting, answers, harness.requests.later) == ({}, [refused], [])
 
 
 def test_a_topic_whose_deletion_was_refused_is_opened_again() -> None:

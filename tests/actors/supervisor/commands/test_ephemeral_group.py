@@ -78,7 +78,8 @@ def test_after_a_crash_only_awaited_ephemeral_channels_are_restarted(broker: Bro
         broker.up(name)
     group = broker.group
     group.state = GroupState.CLEARING
-    group.channels = dict.fromkeys(group.channels)
+    for channel in group.channels.values():
+        channel.child = None
     broker.want()
     group.start()
     assert list(group.channels) == [C, "durable"]

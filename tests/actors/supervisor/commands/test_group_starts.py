@@ -4,7 +4,6 @@ name is a new channel.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from support.group import Broker, C
 
 from zsq.actors.settings import options
 from zsq.actors.settings.starts import channel_of
-from zsq.actors.statistics.broker_view import GroupState
+from zsq.actors.statistics.broker_view import ChannelProcess, GroupState
 from zsq.actors.supervisor.commands import deletion
 from zsq.transport.errors import E_CLOSING, E_LIMIT, ZsqError
 from zsq.transport.wire import protocol as p
@@ -28,7 +27,7 @@ def broker() -> Broker:
 def begin(broker: Broker, channels: int = MANY) -> list[str]:
     """Let the topic's process come up. Storage knows `channels` channels."""
     group = broker.group
-    group.channels = {f"c{number}": None for number in range(channels)}
+    group.channels = {f"c{number}": ChannelProcess() for number in range(channels)}
     group.state = GroupState.STARTING
     assert group.topic is not None
     group.topic.data = {"channels": [*group.channels]}
@@ -49,7 +48,7 @@ def test_a_bounded_number_of_channels_starts_at_a_time(broker: Broker) -> None:
 
 def test_a_channel_that_a_client_waits_for_starts_first(broker: Broker) -> None:
     broker.group.state = GroupState.CLEARING
-    broker.group.channels = {f"c{number}": None for number in range(MANY)}
+    broker.group.channels = {f"c{number}": ChannelProcess() for number in range(MANY)}
     broker.want("c70")
     started = begin(broker)
     assert started[0] == "c70"
@@ -66,7 +65,7 @@ def test_a_channel_that_a_client_waits_for_starts_first(broker: Broker) -> None:
 def test_a_channel_that_does_not_come_up_makes_room_for_the_next(broker: Broker, how: str) -> None:
     started = begin(broker)
     name = f"c{MANY - 1 if how.endswith('start') else 0}"
-    child = broker.group.channels[name]
+    child = broker.group.child(name)
     if how == "died":
         assert child is not None
         child.state = "ended"
@@ -77,9 +76,9 @@ def test_a_channel_that_does_not_come_up_makes_room_for_the_next(broker: Broker,
     assert len(started) == options.STARTS_MAX + (not how.endswith("start"))
     while (
         waiting := [
-            one
-            for one in broker.group.channels.values()
-            if one is not None and one.state == "starting"
+            child
+            for child in broker.group.processes()
+            if child is not broker.group.topic and child.state == "starting"
         ]
     ) != []:
         broker.up(channel_of(waiting[0].spec.start))
@@ -94,7 +93,8 @@ def test_channels_that_die_at_once_are_restarted_in_portions(broker: Broker) -> 
     for number in range(MANY):
         broker.up(f"c{number}")
     started.clear()
-    for child in list(broker.group.channels.values()):
+    for number in range(MANY):
+        child = broker.group.child(f"c{number}")
         assert child is not None
         child.state = "ended"
         broker.group.died(child)
@@ -143,7 +143,7 @@ def test_a_new_channel_that_cannot_start_is_removed_and_refused_once(
     refuse(broker, monkeypatch)
     monkeypatch.setattr(options, "CHANNELS_MAX", MANY + 1)
     for number in range(options.STARTS_MAX):
-        broker.group.channels[f"c{number + options.STARTS_MAX}"] = None
+        broker.group.channels[f"c{number + options.STARTS_MAX}"] = ChannelProcess()
     broker.up("c0")
     assert [error.code if error else "" for error in broker.answers] == ["E_LIMIT"]
     assert "new" not in broker.group.channels
@@ -161,7 +161,7 @@ def test_an_old_channel_that_cannot_start_fails_its_topic(
 
 
 def crash(broker: Broker, name: str) -> None:
-    child = broker.group.channels[name]
+    child = broker.group.child(name)
     assert child is not None
     child.state = "ended"
     broker.group.died(child)
@@ -178,12 +178,10 @@ def test_a_channel_created_again_has_no_earlier_restarts_counted(broker: Broker)
     broker.orders.pop(0)[1](p.Done(1, {}), None)
     broker.want("c")
     crash(broker, "c")
-    assert "c" not in broker.group.failed_channels()
+    assert not broker.group.channels["c"].has_failed
 
 
-def test_an_ephemeral_channel_that_dies_too_often_fails_for_a_while(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ephemeral_channel_that_dies_too_often_fails(broker: Broker) -> None:
     for _ in range(options.RESTARTS_MAX):
         broker.want()
         broker.up()
@@ -192,28 +190,7 @@ def test_an_ephemeral_channel_that_dies_too_often_fails_for_a_while(
     broker.want()
     broker.up()
     crash(broker, C)
-    assert C in broker.group.failed_channels()
-    deletion.remove_channel(broker.requests, broker.group, C, lambda error: None)
-    for number in range(5):
-        name = f"{number}#ephemeral"
-        broker.want(name)
-        broker.up(name)
-        crash(broker, name)
-    assert len(broker.group._channel_restarts) == 5
-    later = time.monotonic_ns() + int(options.RESTARTS_WITHIN_S * 1e9) + 1
-    monkeypatch.setattr(time, "monotonic_ns", lambda: later)
-    broker.want("last#ephemeral")
-    broker.up("last#ephemeral")
-    crash(broker, "last#ephemeral")
-    assert [*broker.group._channel_restarts] == ["last#ephemeral"]
-
-
-def test_a_deleted_channel_leaves_no_count_of_restarts(broker: Broker) -> None:
-    broker.want()
-    broker.up()
-    broker.group._channel_restarts[C] = broker.group.restarts
-    deletion.remove_channel(broker.requests, broker.group, C, lambda error: None)
-    assert broker.group._channel_restarts == {}
+    assert broker.group.channels[C].has_failed
 
 
 def test_waiting_requests_fail_as_soon_as_their_topic_is_stopped(broker: Broker) -> None:

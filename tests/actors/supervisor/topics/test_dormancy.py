@@ -11,7 +11,7 @@ from support.group import TOPIC, Broker, a_channel
 from zsq.actors.runtime.child import Failure, Phase
 from zsq.actors.runtime.process_table import Child
 from zsq.actors.settings.starts import TopicStart
-from zsq.actors.statistics.broker_view import GroupState
+from zsq.actors.statistics.broker_view import ChannelProcess, GroupState
 from zsq.actors.statistics.channel_rows import channel_rows
 from zsq.actors.statistics.statistics import reach, said_of_topic, unfinished, write_trouble
 from zsq.actors.supervisor.topics import dormancy, topic_group
@@ -140,7 +140,7 @@ class Place(Broker):
         super().__init__()
         self.options.sleep_after_s = 60.0
         channel = self.child("channel", a_channel("c"))
-        self.group.channels["c"] = channel
+        self.group.channels["c"] = ChannelProcess(channel)
         assert self.group.topic is not None
         self.group.topic.stats, channel.stats = a_topic(), a_pulse()
         channel.data = {"settings": {}}
@@ -159,7 +159,7 @@ class Place(Broker):
 
     def put_to_sleep(self) -> Place:
         self.group.tick()
-        self.gone(self.group.channels["c"])
+        self.gone(self.group.child("c"))
         self.gone(self.group.topic)
         assert self.group.state is GroupState.ASLEEP
         return self
@@ -180,8 +180,8 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
 def test_the_channels_stop_before_their_topic(place: Place) -> None:
     place.group.tick()
     assert place.state() is GroupState.DOZING
-    assert place.stopped == [place.group.channels["c"]]
-    place.gone(place.group.channels["c"])
+    assert place.stopped == [place.group.child("c")]
+    place.gone(place.group.child("c"))
     assert place.stopped[-1] is place.group.topic
     assert place.state() is GroupState.DOZING
     place.gone(place.group.topic)
@@ -199,7 +199,7 @@ def test_a_topic_that_was_just_asked_for_stays_awake(place: Place) -> None:
 
 
 def test_a_process_whose_next_pulse_may_be_on_the_way_keeps_its_topic_awake(place: Place) -> None:
-    channel = place.group.channels["c"]
+    channel = place.group.child("c")
     assert channel is not None
     channel.news_ns = place.clock.now - 2 * S
     place.group.tick()
@@ -216,27 +216,27 @@ def test_the_option_none_keeps_all_topics_awake(place: Place) -> None:
     assert place.state() is GroupState.UP
 
 
-@pytest.mark.parametrize("cause", ["waiting", "ephemeral", "failed", "missing", "in memory", "due"])
+@pytest.mark.parametrize(
+    "cause", ["starting", "ephemeral", "failed", "missing", "in memory", "due"]
+)
 def test_these_topics_stay_awake(place: Place, cause: str) -> None:
     group = place.group
     assert group.topic is not None
-    if cause == "waiting":
-        group._settling.append(lambda error: None)
-        place.options.sleep_after_s = 1.0
-        group.channels["c"].state = "starting"  # type: ignore[union-attr]
+    if cause == "starting":
+        group.channels["c"].child.state = "starting"  # type: ignore[union-attr]
     elif cause == "ephemeral":
         group.channels["e#ephemeral"] = group.channels["c"]
     elif cause == "failed":
-        group._failed_channels.add("d")
+        group.channels["c"].has_failed = True
     elif cause == "missing":
-        group.channels["d"] = None
+        group.channels["d"] = ChannelProcess()
     elif cause == "in memory":
         group.row = replace(group.row, number=0)
     else:
         group.topic.stats = a_topic(
             a_storage(delayed_count=1, delayed_next_due_ns=place.clock.time_ns() + 30 * S)
         )
-    group._look_for_use()
+    group.tick()
     assert place.state() is GroupState.UP
 
 
@@ -267,7 +267,7 @@ def test_a_request_for_a_topic_that_dozes_waits_for_its_new_processes(place: Pla
     group.tick()
     old = group.topic
     group.want("c", place.answers.append)
-    place.gone(group.channels["c"])
+    place.gone(group.child("c"))
     place.gone(old)
     assert place.answers == [], "nobody is told to use a process that ends"
     group.tick()
@@ -321,14 +321,14 @@ def test_a_topic_that_dozes_ends_when_its_processes_have(place: Place) -> None:
     place.group.tick()
     place.group.stop(lambda: ended.append(True))
     assert ended == []
-    place.gone(place.group.channels["c"])
+    place.gone(place.group.child("c"))
     place.gone(place.group.topic)
     assert ended == [True]
 
 
 def test_a_topic_that_fails_while_it_dozes_starts_again(place: Place) -> None:
     place.group.tick()
-    place.gone(place.group.channels["c"])
+    place.gone(place.group.child("c"))
     place.gone(place.group.topic, Failure(Phase.RUN, "StoreFailed", "sync failed"))
     assert place.state() is GroupState.STARTING
     assert "sync failed" in place.group.failure
@@ -338,7 +338,7 @@ def test_a_topic_killed_while_it_dozes_sleeps_when_its_channels_have_ended(place
     place.group.tick()
     place.gone(place.group.topic)
     assert place.state() is GroupState.DOZING
-    place.gone(place.group.channels["c"])
+    place.gone(place.group.child("c"))
     assert place.state() is GroupState.ASLEEP
 
 

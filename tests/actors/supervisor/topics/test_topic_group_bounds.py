@@ -35,7 +35,7 @@ def test_requests_that_wait_for_a_deleted_channel_to_return_are_bounded(
 ) -> None:
     monkeypatch.setattr(options, "WAITERS_MAX", 2)
     broker = Broker()
-    broker.group.deleting.add("c#ephemeral")
+    broker.group.begin_deletion("c#ephemeral")
     for _ in range(3):
         broker.want("c#ephemeral")
     assert [error.code for error in broker.answers if error] == [E_CLOSING]

@@ -12,14 +12,14 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from tests.support.group import Broker, GroupPulses, a_channel
+from tests.support.group import Broker, a_channel, processes_of
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.gateways.http.api.metrics import RequestMetrics, render
 from zsq.actors.gateways.http.api.stats import as_nsq, as_text, health
 from zsq.actors.gateways.http.console import losses
 from zsq.actors.gateways.http.console.board import Board
 from zsq.actors.gateways.http.console.losses import channel_details, topic_details
-from zsq.actors.statistics.broker_view import GroupState
+from zsq.actors.statistics.broker_view import ChannelProcess
 from zsq.actors.statistics.channel_rows import NOT_REPORTED, channel_rows
 from zsq.actors.statistics.overview import Overview
 from zsq.actors.statistics.statistics import broker_statistics
@@ -36,21 +36,21 @@ PRIVATE = {"begin", "window_end", "requeued_waiting", "deferred_full", "absent",
 
 def no_topic_process(broker: Any) -> None:
     broker.group.storage = broker.group.topic = None
-    broker.group.channels["c"] = None
+    broker.group.channels["c"] = ChannelProcess()
 
 
 def no_channel_process(broker: Any) -> None:
-    broker.group.channels["c"] = None
+    broker.group.channels["c"] = ChannelProcess()
 
 
 def starting(broker: Any) -> None:
     child = broker.child("channel", a_channel("c"))
     child.state = "starting"
-    broker.group.channels["c"] = child
+    broker.group.channels["c"] = ChannelProcess(child)
 
 
 def up_and_silent(broker: Any) -> None:
-    broker.group.channels["c"] = broker.child("channel", a_channel("c"))
+    broker.group.channels["c"] = ChannelProcess(broker.child("channel", a_channel("c")))
 
 
 MOMENTS = (no_topic_process, no_channel_process, starting, up_and_silent)
@@ -106,7 +106,7 @@ def test_a_view_shows_a_channel_that_has_not_reported(broker: Any, view: str) ->
 def test_a_view_shows_a_channel_whose_details_came_before_its_first_report(
     broker: Any, view: str
 ) -> None:
-    child = broker.group.channels["c"]
+    child = broker.group.child("c")
     details = (
         {}
         if child is None
@@ -150,13 +150,9 @@ def test_the_defaults_are_of_all_that_a_channel_reports() -> None:
         data={},
         spec=SimpleNamespace(key=1),
     )
-    group: Any = GroupPulses(
-        channels={"c": child}, topic=None, storage=None, failed_channels=set, state=GroupState.UP
-    )
+    group = processes_of(None, {"c": child})
     (row,) = channel_rows(group, 0, 0, {1: delivery.details(1, 1)})
     assert {*delivery.statistics(0)} - PRIVATE <= NOT_REPORTED.keys()
     assert row.keys() - {"channel_name", "health", "latency_bins"} == NOT_REPORTED.keys()
-    silent: Any = GroupPulses(
-        channels={"c": None}, topic=None, storage=None, failed_channels=set, state=GroupState.UP
-    )
+    silent = processes_of(None, {"c": None})
     assert channel_rows(silent, 0, 0)[0].keys() - {"channel_name", "health"} == NOT_REPORTED.keys()

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from zsq.actors.schedules import supervision
+from zsq.actors.schedules.supervision import ScheduleSupervision
 from zsq.actors.settings.schedule_settings import SCHEDULES_BYTES_MAX, SCHEDULES_MAX
-from zsq.actors.supervisor.commands import schedules as module
-from zsq.actors.supervisor.commands.schedules import Schedules
+from zsq.actors.supervisor.extension_point import SupervisorParts
 from zsq.actors.supervisor.topics.registry import Registry
 from zsq.storage.files import Files
 from zsq.transport.errors import E_LIMIT, E_TOO_BIG, E_UNSUPPORTED, Refused, UsageError
@@ -31,7 +32,7 @@ class World:
             self.registry.set_state(name, "live")
         self.children: list[Any] = []
         self.started = 0
-        self.has_failed = False
+        self.given_up: set[str] = set()
         self.told: list[tuple[dict[str, Any], ...]] = []
         self.done: list[dict[str, Any]] = []
         self.details: dict[int, Any] = {}
@@ -49,11 +50,19 @@ class World:
                 gather=lambda children, then, detailed: then(True, self.details)
             ),
         )
-        self.schedules = Schedules(
-            cast("Any", requests), self._start, lambda: self.children, lambda: self.has_failed
+        singles: Any = SimpleNamespace(
+            start_when_needed=self._start,
+            of_kind=lambda kind: self.children,
+            given_up=self.given_up,
+        )
+        nothing = cast("Any", None)
+        self.schedules = ScheduleSupervision(
+            SupervisorParts(
+                cast("Any", broker), cast("Any", requests), singles, nothing, dict, nothing
+            )
         )
 
-    def _start(self) -> None:
+    def _start(self, kind: str) -> None:
         self.started += 1
         self.children = [SimpleNamespace(spec=SimpleNamespace(key=self.started), state="starting")]
 
@@ -150,7 +159,7 @@ def test_the_numbers_and_sizes_of_a_broker_are_bounded(world: World) -> None:
 def test_without_the_library_it_is_said_what_to_install(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(supervision, "find_spec", lambda name: None)
     assert world.schedules.trouble() == ""
     with pytest.raises(UsageError, match="pip install 'zsq\\[schedules\\]'") as caught:
         world.add("a")
@@ -166,7 +175,7 @@ def test_without_the_library_it_is_said_what_to_install(
 def test_the_health_says_when_the_scheduler_stays_stopped(world: World) -> None:
     world.add("a")
     assert world.schedules.trouble() == ""
-    world.has_failed = True
+    world.given_up.add("scheduler")
     assert "their process failed too often" in world.schedules.trouble()
 
 

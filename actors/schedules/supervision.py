@@ -1,7 +1,7 @@
-"""Schedules of topics: the commands about them, and what the scheduler must know.
+"""Supervision of schedules: the commands about them, and what the scheduler must know.
 
 A schedule is in its topic's row of the registry. The registry is written before a command is
-answered. Then the scheduler (`actors/schedules`) gets all schedules again. It also gets them when
+answered. Then the scheduler (`scheduler.py`) gets all schedules again. It also gets them when
 topics came or went, and when it was started: this module looks after it once a second.
 
 | request | what is checked |
@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final, cast
 
-from ....transport.errors import (
+from ...transport.errors import (
     E_CLOSING,
     E_EXISTS,
     E_LIMIT,
@@ -34,10 +34,10 @@ from ....transport.errors import (
     Refused,
     UsageError,
 )
-from ....transport.names import is_ephemeral
-from ....transport.wire import protocol as p
-from ....transport.wire.admin_codec import options_of
-from ....transport.wire.admin_requests import (
+from ...transport.names import is_ephemeral
+from ...transport.wire import protocol as p
+from ...transport.wire.admin_codec import options_of
+from ...transport.wire.admin_requests import (
     AddScheduleRequest,
     ListSchedulesRequest,
     PauseScheduleRequest,
@@ -47,9 +47,9 @@ from ....transport.wire.admin_requests import (
     ScheduleRequest,
     SetScheduleRequest,
 )
-from ....transport.wire.answers import ScheduleRow, ScheduleState
-from ...runtime.process_table import Child
-from ...settings.schedule_settings import (
+from ...transport.wire.answers import ScheduleRow, ScheduleState
+from ..runtime.process_table import Child
+from ..settings.schedule_settings import (
     SCHEDULES_BYTES_MAX,
     SCHEDULES_MAX,
     Schedule,
@@ -59,9 +59,11 @@ from ...settings.schedule_settings import (
     check_schedule_name,
     from_row,
 )
-from ...statistics.gathering import Details
-from ..topics.registry_format import TopicRow
-from .requests import Handlers, Requests
+from ..statistics.gathering import Details
+from ..supervisor.commands.requests import Handlers
+from ..supervisor.extension_point import SupervisorExtension, SupervisorParts
+from ..supervisor.topics.registry_format import TopicRow
+from .extension import SchedulerService
 
 LIBRARY: Final = "cronsim"
 _NEEDS: Final = (
@@ -80,31 +82,23 @@ _NOTHING_KNOWN: Final[Mapping[str, Any]] = {
 }
 
 
-class Schedules:
-    """The schedules of all topics.
+class ScheduleSupervision(SupervisorExtension):
+    """The schedules of all topics."""
 
-    `start` starts the scheduler, and `running` returns it. `has_failed` returns True if it stays
-    stopped, because it failed too often.
-    """
-
-    def __init__(
-        self,
-        requests: Requests,
-        start: Callable[[], object],
-        running: Callable[[], list[Child]],
-        has_failed: Callable[[], bool],
-    ) -> None:
-        self._requests = requests
-        self._registry = requests.broker.registry
-        self._start = start
-        self._running = running
-        self._has_failed = has_failed
+    def __init__(self, parts: SupervisorParts) -> None:
+        super().__init__(parts)
+        self._requests = parts.requests
+        self._singles = parts.singles
+        self._registry = parts.state.registry
         self._told: tuple[int, tuple[dict[str, Any], ...]] = (0, ())
         self._look_ns = 0
         self._version = -1
         self._is_missing: bool | None = None
 
     # For the scheduler
+
+    def _running(self) -> list[Child]:
+        return self._singles.of_kind(SchedulerService.kind)
 
     def tick(self, now_ns: int) -> None:
         """Tell the scheduler about changes of the registry at once.
@@ -126,12 +120,12 @@ class Schedules:
         )
         children = self._running()
         if rows and not children and not self._lacks_library():
-            self._start()
+            self._singles.start_when_needed(SchedulerService.kind)
         for child in children:
-            told = child.spec.key, rows
-            if child.state == "up" and self._told != told:
+            latest = child.spec.key, rows
+            if child.state == "up" and self._told != latest:
                 self._requests.broker.processes.send(child, p.Schedules(rows))
-                self._told = told
+                self._told = latest
 
     def _lacks_library(self) -> bool:
         if self._is_missing is None:
@@ -145,7 +139,7 @@ class Schedules:
             return ""
         if self._lacks_library():
             return f"{count} schedules are not carried out: {_NEEDS}"
-        if self._has_failed():
+        if SchedulerService.kind in self._singles.given_up:
             text = "their process failed too often; see the log, and restart the broker"
             return f"{count} schedules are not carried out: {text}"
         return ""
@@ -153,7 +147,6 @@ class Schedules:
     # Commands
 
     def handlers(self) -> Handlers:
-        """Return the handlers of requests. They raise `ZsqError` if a request is refused."""
         return {
             AddScheduleRequest: self._add,
             SetScheduleRequest: self._set,
@@ -211,7 +204,7 @@ class Schedules:
         self._check_room(schedule, {request.topic: row})
         if self._lacks_library():
             raise UsageError(E_UNSUPPORTED, _NEEDS)
-        from ...schedules.cron import Cron  # needs the library
+        from .cron import Cron  # needs the library
 
         due = Cron(schedule.cron, schedule.timezone).first_after(schedule.since)
         schedules = {**row.schedules, request.name: as_row(schedule)}
@@ -248,21 +241,25 @@ class Schedules:
             self._registry.schedule(request.topic, schedules)
         self._requests.done(request.request, {})
 
-    def _check_room(self, one: Schedule, changed: Mapping[str, TopicRow]) -> None:
+    def _check_room(self, schedule: Schedule, changed: Mapping[str, TopicRow]) -> None:
         """Check the limits. `changed` are rows that count instead of those of the registry."""
         size_max = self._requests.broker.options.message_bytes_max
-        if len(one.body) > size_max:
-            text = f"the body of {len(one.body)} bytes is over this broker's limit of a message"
+        if len(schedule.body) > size_max:
+            text = (
+                f"the body of {len(schedule.body)} bytes is over this broker's limit of a message"
+            )
             raise UsageError(E_TOO_BIG, f"{text}, {size_max} bytes (zsq serve --max-msg-size)")
-        there = [
-            found
+        others = [
+            other
             for row in {**self._registry.topics, **changed}.values()
-            for found in row.schedules.values()
+            for other in row.schedules.values()
         ]
-        if len(there) >= SCHEDULES_MAX:
+        if len(others) >= SCHEDULES_MAX:
             text = f"the broker has {SCHEDULES_MAX} schedules, which is the limit; remove some"
             raise Refused(E_LIMIT, text)
-        size = len(one.body) + sum(len(str(found.get("body", ""))) * 3 // 4 for found in there)
+        size = len(schedule.body) + sum(
+            len(str(other.get("body", ""))) * 3 // 4 for other in others
+        )
         if size > SCHEDULES_BYTES_MAX:
             text = f"the bodies of all schedules have {size:,} bytes with this one; the limit is"
             raise Refused(E_LIMIT, f"{text} {SCHEDULES_BYTES_MAX:,} bytes; remove some")
@@ -276,9 +273,9 @@ class Schedules:
 
     def _answer(self, request: int, complete: bool, details: Details) -> None:
         reports: dict[tuple[str, str], ScheduleState] = {}
-        for found in details.values():
-            for one in cast("tuple[ScheduleState, ...]", found.get("schedules", ())):
-                reports[one["topic"], one["name"]] = one
+        for report in details.values():
+            for state in cast("tuple[ScheduleState, ...]", report.get("schedules", ())):
+                reports[state["topic"], state["name"]] = state
         self._requests.done(request, {"schedules": tuple(self._rows(reports))})
 
     def _rows(self, reports: Mapping[tuple[str, str], ScheduleState]) -> Iterator[ScheduleRow]:

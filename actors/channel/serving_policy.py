@@ -1,8 +1,8 @@
 """Extension point of a channel: it decides whether consumers may still be served here.
 
-`AckPolicy` is the channel without an extension, which always serves. A room of `actors/` fills the
-point with a subclass, which it names in `ACKNOWLEDGEMENT`. When a finish is confirmed is decided by
-the storage and its own extension (`actors/storage/extension_point.py`).
+`ServingPolicy` is the channel without an extension, which always serves. A room of `actors/` fills
+the point with a subclass, which it names in `SERVING`. When a finish is confirmed is decided by the
+storage and its own extension (`actors/storage/extension_point.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..runtime.extensions import filled
 from ..settings.starts import ChannelStart
 
 
-class AckPolicy:
+class ServingPolicy:
     """The answer without an extension."""
 
     look_ms = 0.0
@@ -34,8 +34,8 @@ class AckPolicy:
 
 
 @cache
-def ack_policy_class() -> type[AckPolicy]:
+def serving_policy_class() -> type[ServingPolicy]:
     """Return the class that fills the extension point."""
-    classes: tuple[type[AckPolicy], ...] = filled("ACKNOWLEDGEMENT")
-    assert len(classes) <= 1, f"two extensions want to confirm for channels: {classes}"
-    return classes[0] if classes else AckPolicy
+    classes: tuple[type[ServingPolicy], ...] = filled("SERVING")
+    assert len(classes) <= 1, f"two extensions decide about consumers: {classes}"
+    return classes[0] if classes else ServingPolicy
