@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from ...transport.client.asyncio.aio import Admin
 from ...transport.client.blocking.asker import named_by
 from ...transport.errors import E_UNSUPPORTED, ZsqError
-from ...transport.reports import BrokerStats
-from ...transport.wire.answers import ClusterAnswer, ClusterBroker, OverviewAnswer
+from ...transport.wire.answers import ClusterBroker
 from ..statistics.cluster import (
     Answer,
     Report,
@@ -33,22 +32,6 @@ LATE_S: Final = 3.0  # the client has failed before; this is for one that does n
 PLACES_MAX: Final = 16  # addresses of one broker that are asked
 
 
-class Asked(Protocol):
-    """The part of `aio.Admin` that is used here."""
-
-    async def cluster(self, *, fresh: bool = False) -> ClusterAnswer: ...
-
-    async def stats(self) -> BrokerStats: ...
-
-    async def overview(
-        self, since: int = 0, *, processes: bool = False, alarms: bool = False
-    ) -> OverviewAnswer: ...
-
-
-class Closable(Asked, Protocol):
-    async def close(self) -> None: ...
-
-
 class OtherAdmin(Admin):
     """A client of another broker. A broker that does not answer is in the report, so that it need
     not be in the log every few seconds.
@@ -57,15 +40,15 @@ class OtherAdmin(Admin):
     _tells = False
 
 
-def open_other(admin: Admin, url: str) -> Closable:
+def open_other(admin: Admin, url: str) -> Admin:
     """Return the client of another broker, which the broker of `admin` has named."""
     return OtherAdmin(named_by(admin, [url]), timeout=ASK_S)
 
 
-Look = Callable[[Asked], Awaitable[Seen]]
+Look = Callable[[Admin], Awaitable[Seen]]
 
 
-async def by_overview(admin: Asked) -> Seen:
+async def by_overview(admin: Admin) -> Seen:
     """Ask only the supervisor, which answers from memory."""
     return seen_in_overview(await admin.overview(processes=True))
 
@@ -79,8 +62,8 @@ class ClusterAsking:
 
     def __init__(
         self,
-        admin: Asked,
-        open_admin: Callable[[str], Closable],
+        admin: Admin,
+        open_admin: Callable[[str], Admin],
         look: Look = by_overview,
         *,
         fresh: bool = False,
@@ -89,7 +72,7 @@ class ClusterAsking:
         self._open = open_admin
         self._look = look
         self._fresh = fresh
-        self._clients: dict[str, Closable] = {}
+        self._clients: dict[str, Admin] = {}
 
     async def report(self) -> Report:
         """Ask all, and return the report. Raises `ZsqError` only for the broker of `admin`."""

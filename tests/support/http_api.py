@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import uvloop
@@ -164,8 +164,8 @@ class Site:
         self.broker = FakeBroker()
         self.limiters = limiters or Limiters(limits or HttpLimits())
         self.app: Guard = make_app(
-            self.broker,
-            self.broker,
+            cast("Any", self.broker),
+            cast("Any", self.broker),
             node,
             options=HttpOptions(nsq=nsq),
             limiters=self.limiters,
@@ -217,8 +217,8 @@ class Served:
     async def _main(self) -> None:
         self.broker = FakeBroker()
         self.app = make_app(
-            self.broker,
-            self.broker,
+            cast("Any", self.broker),
+            cast("Any", self.broker),
             NODE,
             limiters=self.limiters,
             origins=Origins(["a", "x"]),

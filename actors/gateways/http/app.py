@@ -23,14 +23,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ....transport.client.asyncio.aio import Admin
 from ....transport.errors import ZsqError
 from ...settings.options import HttpOptions, NsqOptions
-from .api.broker import BrokerClient, SharedStats
+from .api.broker import SharedStats
 from .api.config import Change, Config, settings
 from .api.lookup import LookupHandlers, LookupNode, Tombstones
 from .api.manage import ManagementHandlers
 from .api.metrics import RequestMetrics
-from .api.publish import Publishing, TopicPublisher
+from .api.publish import GatheredPublisher, Publishing
 from .api.telling import Telling
 from .console.console import Console
 from .messages.messages import MessagePaths
@@ -199,7 +200,7 @@ class AppParts:
     """The parts of an application, for `make_app` and tests."""
 
     def __init__(
-        self, broker: BrokerClient, publisher: TopicPublisher, node: LookupNode, limiters: Limiters
+        self, broker: Admin, publisher: GatheredPublisher, node: LookupNode, limiters: Limiters
     ) -> None:
         self.stats = SharedStats(broker)
         self.tombstones = Tombstones()
@@ -211,8 +212,8 @@ class AppParts:
 
 
 def make_app(
-    broker: BrokerClient,
-    publisher: TopicPublisher,
+    broker: Admin,
+    publisher: GatheredPublisher,
     node: LookupNode,
     *,
     options: HttpOptions | None = None,

@@ -13,36 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from typing import Any, Final
 
+from ....transport.client.asyncio.aio import Admin
 from ....transport.errors import ZsqError
 from ....transport.names import part_of
-from ....transport.wire.answers import ClusterAnswer
 from ....transport.wire.protocol import Spread
+from .subscription import Subscription
 
 log = logging.getLogger("zsq")
 
 LOOK_PAUSE_S: Final = 1.0  # the pause between two comparisons
-
-
-class Asked(Protocol):
-    """The part of `aio.Admin` that is used here."""
-
-    def cluster(self) -> Awaitable[ClusterAnswer]: ...
-
-    def topics(self) -> Awaitable[Mapping[str, Collection[str]]]: ...
-
-
-class Reader(Protocol):
-    """A consumer. `parts` is None if its topic has no parts."""
-
-    topic: str
-
-    @property
-    def parts(self) -> frozenset[int] | None: ...
-
-    def look_for_parts(self) -> None: ...
 
 
 def local_parts(names: Iterable[str]) -> dict[str, set[int]]:
@@ -57,7 +39,7 @@ def local_parts(names: Iterable[str]) -> dict[str, set[int]]:
 class PartsHere:
     """`readers` returns the consumers of the gateway."""
 
-    def __init__(self, admin: Asked, readers: Callable[[], Iterable[Reader]]) -> None:
+    def __init__(self, admin: Admin, readers: Callable[[], Iterable[Subscription]]) -> None:
         self._admin = admin
         self._readers = readers
         self._me: int | None = None

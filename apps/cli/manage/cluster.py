@@ -15,6 +15,7 @@ from ..output import json_option, say, tell, wide_console
 if TYPE_CHECKING:
     from ....actors.gateways.cluster_asking import Look
     from ....actors.statistics.cluster import BrokerRow, PartRow, Report
+    from ....transport.client.asyncio.aio import Admin
 
 NO_VALUE: Final = ""
 
@@ -30,12 +31,11 @@ def cluster(as_json: bool, url: str, timeout: float) -> None:
     within 2 s is shown as away. If a standby follows a broker, the command that hands over is
     shown.
     """
-    from ....actors.gateways.cluster_asking import Asked
     from ....actors.statistics.cluster import Seen, seen_in_stats
 
     restricted = False
 
-    async def look(admin: Asked) -> Seen:
+    async def look(admin: Admin) -> Seen:
         nonlocal restricted
         stats = await admin.stats()
         restricted = restricted or "disk" not in stats

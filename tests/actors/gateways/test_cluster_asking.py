@@ -5,7 +5,7 @@ waiting for one that does not answer.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -62,7 +62,7 @@ class World:
         self.me = FakeAdmin("u0", addresses="tcp://me")
         self.me.brokers = [row(0, "me", me=True)]
         self.opened: list[str] = []
-        self.asking = ClusterAsking(self.me, self.open)
+        self.asking = ClusterAsking(cast("Any", self.me), cast("Any", self.open))
 
     def open(self, url: str) -> FakeAdmin:
         self.opened.append(url)

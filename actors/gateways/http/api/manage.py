@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .....transport.client.asyncio.aio import Admin
 from .....transport.errors import NotFound
 from ..web.body import QueryRequest
 from ..web.responses import ApiError, api_error, nothing
-from .broker import BrokerClient
 from .lookup import Tombstones
 
 Command = Callable[..., Awaitable[object]]
@@ -24,7 +24,7 @@ Command = Callable[..., Awaitable[object]]
 class ManagementHandlers:
     """The handlers of /topic/... and /channel/..., except /topic/tombstone."""
 
-    def __init__(self, broker: BrokerClient, asked: QueryRequest, tombstones: Tombstones) -> None:
+    def __init__(self, broker: Admin, asked: QueryRequest, tombstones: Tombstones) -> None:
         self._broker = broker
         self._asked = asked
         self._tombstones = tombstones

@@ -17,6 +17,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .....transport.client.asyncio.aio import Admin, Producer, Reader
 from ..api.broker import SharedStats
 from ..web.authority import Rights, rights_of
 from ..web.body import Parameters
@@ -29,7 +30,6 @@ from .doing import BackgroundJobs, Doing
 from .files import ConsoleFiles
 from .reading import ReadHandlers
 from .sampler import Sampler
-from .source import BrokerData, Open, OpenProducer
 
 STREAM_S: Final = 600.0
 KEEP_S: Final = 15.0
@@ -111,9 +111,9 @@ class Console:
 
     def __init__(
         self,
-        source: BrokerData,
-        open_reader: Open,
-        open_producer: OpenProducer,
+        source: Admin,
+        open_reader: Callable[[str], Reader],
+        open_producer: Callable[[], Producer],
         url: str,
         limiters: Limiters,
         folder: str = "",

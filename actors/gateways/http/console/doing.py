@@ -24,7 +24,7 @@ from typing import Any, Final, TypedDict, TypeVar, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .....transport.client.asyncio.aio import Consumer, Message, Producer, Reader
+from .....transport.client.asyncio.aio import Admin, Consumer, Message, Producer, Reader
 from .....transport.client.blocking.producer import ReceiptView
 from .....transport.client.core.asking import Place
 from .....transport.client.core.message import StoredMessage, id_of
@@ -65,7 +65,6 @@ from .answers import (
     published,
     read_options,
 )
-from .source import BrokerData, Open, OpenProducer
 
 log = logging.getLogger("zsq")
 
@@ -160,7 +159,7 @@ class BackgroundJobs:
     destinations on behalf of the job's user.
     """
 
-    def __init__(self, url: str, stats: SharedStats, source: BrokerData, running: Limiter) -> None:
+    def __init__(self, url: str, stats: SharedStats, source: Admin, running: Limiter) -> None:
         self._url = url
         self._running = running
         self._source = source
@@ -387,9 +386,9 @@ class Doing:
 
     def __init__(
         self,
-        source: BrokerData,
-        open_reader: Open,
-        open_producer: OpenProducer,
+        source: Admin,
+        open_reader: Callable[[str], Reader],
+        open_producer: Callable[[], Producer],
         stats: SharedStats,
         jobs: BackgroundJobs,
         limiters: Limiters,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..console.source import Open
+from collections.abc import Callable
+
+from .....transport.client.asyncio.aio import Reader
 from ..web.authority import Handler
 from ..web.places import Limiters
 from .searching import Node, Searching
@@ -12,7 +14,9 @@ from .tailing import Tailing
 class MessagePaths:
     """The handlers of these paths. `node` returns the number of the broker's node, for ids."""
 
-    def __init__(self, open_reader: Open, node: Node, limiters: Limiters) -> None:
+    def __init__(
+        self, open_reader: Callable[[str], Reader], node: Node, limiters: Limiters
+    ) -> None:
         self.searching = Searching(open_reader, node, limiters)
         self.tailing = Tailing(open_reader, node, limiters)
 

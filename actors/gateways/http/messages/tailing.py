@@ -14,17 +14,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .....transport.client.asyncio.aio import Reader
 from .....transport.client.core.message_search import SearchConditions
 from .....transport.errors import ZsqError
 from ..console.answers import HEADERS, Room, ShownMessage, message, number, parameters_of
-from ..console.source import Open, TopicReader
 from ..web.authority import Rights, rights_of
 from ..web.places import Limiters, Stream, holder_of
 from .pace import TailPace
@@ -50,7 +50,9 @@ def event(kind: str, data: Any) -> bytes:
 class Tailing:
     """The handler of /api/tail."""
 
-    def __init__(self, open_reader: Open, node: Node, limiters: Limiters) -> None:
+    def __init__(
+        self, open_reader: Callable[[str], Reader], node: Node, limiters: Limiters
+    ) -> None:
         self._open = open_reader
         self._node = node
         self._reads = asyncio.Semaphore(READS_MAX)
@@ -97,7 +99,7 @@ class Tailing:
             yield event("failed", {"message": f"{error.code} {error.text}"})
 
     async def _followed(
-        self, reader: TopicReader, topic: str, at: int, each: int, node: int, rights: Rights
+        self, reader: Reader, topic: str, at: int, each: int, node: int, rights: Rights
     ) -> AsyncGenerator[bytes, None]:
         begun_s = silent_s = time.monotonic()
         pace = TailPace(begun_s)
@@ -134,7 +136,7 @@ class Tailing:
             pass
 
     async def _read(
-        self, reader: TopicReader, topic: str, first: int, count: int, each: int, node: int
+        self, reader: Reader, topic: str, first: int, count: int, each: int, node: int
     ) -> tuple[list[ShownMessage], int, int]:
         """Return these messages, the offset at which to continue, and the number of messages that
         cannot be read.

@@ -393,7 +393,7 @@ def gateway_with(
     broker: Broker, readers: list[Reader], work: Callable[[PartsHere], Awaitable[None]]
 ) -> None:
     async def run() -> None:
-        parts = PartsHere(cast("Any", broker), lambda: readers)
+        parts = PartsHere(cast("Any", broker), lambda: cast("Any", readers))
         try:
             await work(parts)
         finally:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -94,7 +94,7 @@ def test_histories_have_a_hole_where_the_broker_was_silent_for_long(
             made.closing = True
             raise ZsqError(E_TIMEOUT, "no answer")
 
-    made = sampler.Sampler(Silent())
+    made = sampler.Sampler(cast("Any", Silent()))
     monkeypatch.setattr(made.history, "lost", lost.append)
     made._sampled_s = time.monotonic() - sampler.LOST_S - age
     asyncio.run(made.run())

@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 from support.console_site import ConsoleSite, Visitor
@@ -222,7 +222,7 @@ def test_a_busy_broker_is_asked_more_seldom(rows: int, each_s: float) -> None:
             }
 
     async def sample() -> float:
-        one = sampler.Sampler(Busy())
+        one = sampler.Sampler(cast("Any", Busy()))
         await one._sample()
         return one._watched_each_s
 
