@@ -667,7 +667,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
 
     def _complain(self, error: ZsqError, frame: Any) -> None:
         if error.code in (E_FORBIDDEN, E_TOO_BIG):
-            self.doors.complain(f"{self.doors.address(frame)}: {error.text[:_COMPLAINT_CHARS]}")
+            text = error.text[:_COMPLAINT_CHARS]
+            self.doors.complaints.add("%s: %s", self.doors.address(frame), text)
 
     def _attach(
         self, client: bytes, message: p.Open, key: str, endpoint: str, data: dict[str, Any],
@@ -862,7 +863,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         return True
 
     def statistics(self) -> dict[str, int]:
-        dropped, refused = self.pushes_dropped, self.doors.refused
+        dropped, refused = self.pushes_dropped, self.doors.complaints.count
         return {
             "links": len(self.links),
             "actors": len(self.actors),

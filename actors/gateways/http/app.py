@@ -25,10 +25,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....transport.client.asyncio.aio import Admin
 from ....transport.errors import ZsqError
+from ....transport.nsq.lookup import Node
 from ...settings.options import HttpOptions, NsqOptions
 from .api.broker import SharedStats
 from .api.config import Change, Config, settings
-from .api.lookup import LookupHandlers, LookupNode, Tombstones
+from .api.lookup import LookupHandlers, Tombstones
 from .api.manage import ManagementHandlers
 from .api.metrics import RequestMetrics
 from .api.publish import GatheredPublisher, Publishing
@@ -200,7 +201,7 @@ class AppParts:
     """The parts of an application, for `make_app` and tests."""
 
     def __init__(
-        self, broker: Admin, publisher: GatheredPublisher, node: LookupNode, limiters: Limiters
+        self, broker: Admin, publisher: GatheredPublisher, node: Node, limiters: Limiters
     ) -> None:
         self.stats = SharedStats(broker)
         self.tombstones = Tombstones()
@@ -214,7 +215,7 @@ class AppParts:
 def make_app(
     broker: Admin,
     publisher: GatheredPublisher,
-    node: LookupNode,
+    node: Node,
     *,
     options: HttpOptions | None = None,
     limiters: Limiters | None = None,

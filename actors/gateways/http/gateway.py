@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from ....transport.client.asyncio.aio import Reader
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
-from ....transport.nsq.limits import NsqLimits
+from ....transport.nsq.lookup import Node
 from ....transport.wire.credentials import Credentials, read_key_file
 from ....transport.wire.protocol import ReloadHttpGateway
 from ....transport.wire.spread import check_named
 from ...runtime.actor import StartFailed
 from ...runtime.async_actor import FINISH_S, AsyncActor
-from ...runtime.listening import ALL_HOSTS, join_place, open_sockets, reason_of, split_place
+from ...runtime.listening import join_place, open_sockets, reason_of, split_place
 from ...security.access import AccessError
 from ...security.curve import load_rules
 from ...security.policy import AccessPolicy
@@ -29,9 +29,9 @@ from ...settings.options import NsqOptions, SecurityOptions
 from ..acting import ActingAdmin, ActingProducer, FirstUse
 from ..cluster_asking import ASK_S, OtherAdmin
 from ..shared.auth import Authenticator, load_access
+from ..shared.node import node_of
 from ..shared.publishing import Gatherer
 from .api.config import Change
-from .api.lookup import LookupNode
 from .api.publish import GatheredPublisher
 from .app import make_app
 from .console.console import Console
@@ -90,30 +90,13 @@ def first_tcp_port(listen: tuple[str, ...]) -> int:
     return -1
 
 
-def make_node(nsq: NsqOptions | None, host: str, port: int) -> LookupNode:
-    """Return this node as clients see it.
-
-    The broadcast address is the configured one, if there is one. Otherwise it is the address that
-    the gateway listens on, because the machine's name may resolve to another address. If the
-    gateway listens on all addresses, it is the machine's name, as in nsqd.
-    """
-    hostname = socket.gethostname()
-    told = nsq or NsqOptions()
-    everywhere = host in ALL_HOSTS
-    return LookupNode(
-        version=NsqLimits().version,
-        hostname=hostname,
-        broadcast_address=told.broadcast_address or (hostname if everywhere else host),
-        tcp_port=(told.broadcast_tcp_port or first_tcp_port(told.listen))
-        if nsq is not None
-        else -1,
-        http_port=told.broadcast_http_port or port,
-        topology_region=told.topology_region,
-        topology_zone=told.topology_zone,
-    )
+def make_node(nsq: NsqOptions | None, host: str, port: int) -> Node:
+    """Return this node as clients see it. A `tcp_port` of -1 means that NSQ's clients have none."""
+    options = nsq or NsqOptions(listen=())
+    return node_of(options, host, first_tcp_port(options.listen), port)
 
 
-def make_origins(node: LookupNode, told: tuple[str, ...]) -> Origins:
+def make_origins(node: Node, told: tuple[str, ...]) -> Origins:
     """Return the accepted names and origins.
 
     They include the machine's name and the first part of that name. Nobody can register this part

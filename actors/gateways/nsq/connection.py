@@ -37,6 +37,7 @@ from ....transport.wire.protocol import Spread
 from ...runtime.listening import join_place
 from ...runtime.pulses import NsqClientReport
 from ...statistics.statistics import label_of
+from ..shared.auth import Who
 from ..shared.publishing import Gatherer
 from .intake import Intake
 from .permits import Permits
@@ -96,6 +97,7 @@ class Connection(asyncio.Protocol):
         self._bare = True  # True until a layer is added
         self.subscription: Subscription | None = None
         self.remote = self.remote_ip = self._label = ""
+        self._secret = ""  # of AUTH, to renew what the auth server has answered
         self.connected_s = int(time.time())
         self._handshake: Callable[[str], None] | None = None  # called when TLS is ready
         self._transport: asyncio.Transport | None = None
@@ -441,12 +443,21 @@ class Connection(asyncio.Protocol):
     def authenticate(
         self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]
     ) -> None:
-        self.gateway.permits.authenticate(self, secret, self._then_look(answer))
+        who = self.who._replace(secret=secret.decode(errors="surrogateescape"))
+
+        def answered(state: Authorized | str) -> None:
+            if not isinstance(state, str):
+                self._secret = who.secret
+            answer(state)
+
+        self.gateway.permits.authenticate(who, self.remote, self._then_look(answered))
 
     def permitted(
         self, permission: str, topic: str, channel: str, answer: Callable[[str], None]
     ) -> None:
-        self.gateway.permits.permitted(self, permission, topic, channel, self._then_look(answer))
+        self.gateway.permits.permitted(
+            self.who, self.remote, permission, topic, channel, self._then_look(answer)
+        )
 
     def upgrade(
         self, layer: str, identity: ClientIdentity, rest: bytes, answer: Callable[[str], None]
@@ -511,9 +522,11 @@ class Connection(asyncio.Protocol):
             transport.abort()
 
     @property
-    def ended(self) -> bool:
-        """True if the connection is closed or closing."""
-        return self._closing
+    def who(self) -> Who:
+        """The client as the auth server and the access file know it."""
+        tls = self.layers.tls
+        common_name = tls.common_name if tls is not None else ""
+        return Who(self.remote_ip, tls is not None, common_name, self._secret)
 
     def hung_up(self, *, gone: bool) -> None:
         """Note that the client stopped sending while nothing is read here.
@@ -532,7 +545,8 @@ class Connection(asyncio.Protocol):
         return int(sock.fileno()) if sock is not None else -1
 
     def fail(self, why: str) -> None:
-        self.gateway.intake.complain("the connection from %s is closed: %s", self.remote, why)
+        text = "nsq gateway: the connection from %s is closed: %s"
+        self.gateway.intake.complaints.add(text, self.remote, why)
         self.close()
 
     def statistics(self) -> NsqClientReport:

@@ -32,7 +32,7 @@ from ....transport.nsq.tls import server_context
 from ....transport.wire.protocol import Done, LookAtNames, ReloadNsqGateway, SetLookupds
 from ...runtime.actor import StartFailed
 from ...runtime.async_actor import AsyncActor
-from ...runtime.listening import ALL_HOSTS, open_sockets, reason_of, split_place
+from ...runtime.listening import open_sockets, reason_of, split_place
 from ...runtime.pulses import GatewayDetails
 from ...security.access import AccessError
 from ...security.curve import load_rules
@@ -40,6 +40,7 @@ from ...security.policy import AccessPolicy
 from ...settings.options import NsqOptions, TlsOptions
 from ..acting import ActingAdmin, FirstUse
 from ..shared.auth import AccessAuthenticator, Authenticator, load_access
+from ..shared.node import node_of
 from ..shared.publishing import Gatherer
 from .connection import Connection
 from .extension import NsqStart
@@ -121,7 +122,7 @@ class NsqGateway(AsyncActor[NsqStart]):
         self._tls = context_of(options.tls)
         self.permits = Permits(
             self._access or Authenticator(options.auth_http_addresses, options.auth_http_method),
-            self.intake.complain,
+            self.intake.complaints,
             FirstUse(self._asking.topics) if self._access is not None else None,
         )
         self.discovery: Discovery | None = None
@@ -137,25 +138,10 @@ class NsqGateway(AsyncActor[NsqStart]):
         return {"places": places}
 
     def _node(self) -> Node:
-        """Return this node's addresses for nsqlookupd.
-
-        As in nsqd, the host is the configured address, else the address that the gateway listens
-        on, else the machine's name.
-        """
-        options = self.options
-        places = [one for one in options.listen if not one.startswith("unix:")]
+        """Return this node for nsqlookupd. Its host is that of the first TCP address."""
+        places = [place for place in self.options.listen if not place.startswith("unix:")]
         host, port = split_place(places[0]) if places else ("", 0)
-        everywhere = host in ALL_HOSTS
-        name = socket.gethostname()
-        return Node(
-            broadcast_address=options.broadcast_address or (name if everywhere else host),
-            tcp_port=options.broadcast_tcp_port or port,
-            http_port=options.broadcast_http_port or options.http_port,
-            hostname=name,
-            version=self.limits.version,
-            topology_region=options.topology_region,
-            topology_zone=options.topology_zone,
-        )
+        return node_of(self.options, host, port, self.options.http_port)
 
     async def _listen_at(self, place: str) -> str:
         try:
@@ -197,7 +183,6 @@ class NsqGateway(AsyncActor[NsqStart]):
         return True
 
     def forget(self, connection: Connection) -> None:
-        self.permits.forget(connection)
         self.connections.pop(connection, None)
         self.paused.pop(connection, None)
         self.intake.forget(connection)
@@ -306,7 +291,7 @@ class NsqGateway(AsyncActor[NsqStart]):
         for one in list(self.connections):
             place = one.subscription
             if place is not None and not self.permits.still_permitted(
-                one, "subscribe", place.topic, place.channel
+                one.who, "subscribe", place.topic, place.channel
             ):
                 text = (
                     "%s: the connection from %s is closed: it is no longer permitted to "

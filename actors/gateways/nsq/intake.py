@@ -21,27 +21,23 @@ connections wait for the broker, and their bytes are freed without any client's 
 these sockets are checked once a second. If the client is gone, its input is dropped. A client that
 only stopped sending gets one heartbeat. If the client has closed its socket, the heartbeat fails
 and shows that it is gone.
-
-*Lines of the log.* Warnings about clients are limited to one in COMPLAINT_S.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import select
 import time
 from collections.abc import Collection
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-log = logging.getLogger("zsq")
+from ...security.complaints import Complaints
 
 # Time in each turn of the loop for new input, and as much for waiting input.
 TURN_NS: Final = 2_000_000
 HELD_BYTES_MAX: Final = 128 * 1024 * 1024
 STRANGERS_BYTES_MAX: Final = 64 * 1024 * 1024
 LOOK_S: Final = 1.0  # seconds between two checks for hang-ups
-COMPLAINT_S: Final = 10.0  # the fewest seconds between two warnings about clients
 
 
 class Heard(Protocol):
@@ -97,8 +93,7 @@ class Intake:
         self._planned = False
         self._began_ns = 0  # the start of reading in this turn of the loop, or 0 before it
         self._looking = False
-        self._complained_s = 0.0
-        self._complaints = 0
+        self.complaints = Complaints()
 
     # Time
 
@@ -235,7 +230,9 @@ class Intake:
 
     def _cut_off(self, connection: Client, why: str) -> None:
         self.cut_off += 1
-        self.complain("the connection from %s is closed: %s", connection.remote, why)
+        self.complaints.add(
+            "nsq gateway: the connection from %s is closed: %s", connection.remote, why
+        )
         connection.abort()
 
     # Hang-ups
@@ -262,24 +259,6 @@ class Intake:
         self._looking = bool(self.unread)
         if self._looking:
             self._loop.call_later(LOOK_S, self._look_for_hang_ups)
-
-    # Lines of the log
-
-    def complain(self, text: str, *values: Any) -> None:
-        """Log a warning about a client, at most one in COMPLAINT_S.
-
-        Otherwise strangers could fill the disk.
-        """
-        self._complaints += 1
-        now = time.monotonic()
-        if self._complained_s and now - self._complained_s < COMPLAINT_S:
-            return
-        others, self._complaints, self._complained_s = self._complaints - 1, 0, now
-        log.warning(
-            "nsq gateway: " + text + "%s",
-            *values,
-            f" ({others} more warnings were not logged)" if others else "",
-        )
 
     def statistics(self) -> dict[str, int]:
         return {

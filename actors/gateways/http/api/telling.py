@@ -10,7 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.errors import NotFound, ZsqError
+from .....transport.nsq.lookup import Node
 from .....transport.reports import BrokerStats
+from .....transport.units import NS_PER_MS
 from .....transport.wire.actions import Action
 from ....security.policy import STATS, UNWELL, Principal, visible
 from ....settings.options import NsqOptions
@@ -19,13 +21,11 @@ from ..web.body import QueryRequest, legal
 from ..web.responses import answer, plain, text
 from . import metrics
 from .broker import SharedStats
-from .lookup import LookupNode
 from .stats import as_nsq, as_text, health
 
 # Statistics of this age are used again, because clients request /ping often.
 HEALTH_AGE_S: Final = 1.0
 PRIMARY: Final = "primary"  # a standby has its own gateway
-_MS: Final = 1_000_000
 
 
 class Telling:
@@ -34,7 +34,7 @@ class Telling:
     def __init__(
         self,
         stats: SharedStats,
-        node: LookupNode,
+        node: Node,
         nsq: NsqOptions,
         counted: metrics.RequestMetrics,
         asked: QueryRequest,
@@ -88,9 +88,9 @@ class Telling:
                 "http_port": node.http_port,
                 "tcp_port": node.tcp_port,
                 "start_time": int((await self._stats.recent(HEALTH_AGE_S))["start_time"]),
-                "max_heartbeat_interval": nsq.max_heartbeat_interval_ms * _MS,
+                "max_heartbeat_interval": nsq.max_heartbeat_interval_ms * NS_PER_MS,
                 "max_output_buffer_size": nsq.max_output_buffer_size,
-                "max_output_buffer_timeout": nsq.max_output_buffer_timeout_ms * _MS,
+                "max_output_buffer_timeout": nsq.max_output_buffer_timeout_ms * NS_PER_MS,
                 "max_deflate_level": nsq.max_deflate_level,
                 "topology_zone": node.topology_zone,
                 "topology_region": node.topology_region,

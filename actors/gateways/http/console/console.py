@@ -9,10 +9,9 @@ The gateway keeps no missed changes for it (board.py).
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,9 +20,9 @@ from .....transport.client.asyncio.aio import Admin, Producer, Reader
 from ..api.broker import SharedStats
 from ..web.authority import Rights, rights_of
 from ..web.body import Parameters
-from ..web.places import Limiters, Stream, holder_of
+from ..web.places import Limiters, holder_of
 from ..web.responses import ApiError
-from .answers import HEADERS
+from .answers import event, event_stream
 from .board import BoardView
 from .cluster import ClusterPage, OpenAdmin, no_admin
 from .doing import BackgroundJobs, Doing
@@ -33,10 +32,6 @@ from .sampler import Sampler
 
 STREAM_S: Final = 600.0
 KEEP_S: Final = 15.0
-
-
-def event(kind: str, data: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
 class Live:
@@ -56,10 +51,7 @@ class Live:
             board = await self._sampler.fresh(topic)
             if topic and topic not in board.topics:
                 raise ApiError(404, f"E_NOT_FOUND topic {topic!r} does not exist")
-            headers = {**HEADERS, "x-accel-buffering": "no"}
-            if request.method == "HEAD":  # otherwise a stream without a reader would never end
-                return Response(b"", 200, headers, media_type="text/event-stream")
-            return Stream(place, self._events(view, rights), headers, "text/event-stream")
+            return event_stream(request, place, self._events(view, rights))
 
     async def _events(self, view: BoardView, rights: Rights) -> AsyncIterator[bytes]:
         sampler, board = self._sampler, self._sampler.board

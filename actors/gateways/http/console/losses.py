@@ -21,11 +21,12 @@ from .....transport.reports import (
     PublisherStats,
     TopicStats,
 )
+from .....transport.units import NS_PER_MS
 from .....transport.whole_topic import whole_topic
 from .....transport.wire.admin_requests import END
 from .....transport.wire.answers import ChunkRow, Chunks
 from ....statistics.schema import rows_of
-from ..web.responses import ApiError
+from .answers import bad
 
 OFFSETS_SHOWN: Final = 10
 
@@ -52,10 +53,6 @@ class ActionLoss(NamedTuple):
     what: str
     number: int
     kind: str = "messages"
-
-
-def _bad(text: str) -> ApiError:
-    return ApiError(400, f"E_BAD_ARGUMENT {text}")
 
 
 SeekLoss = TypedDict("SeekLoss", {"from": int, "to": int, "again": int, "skipped": int})
@@ -117,7 +114,7 @@ def preview(action: str, request: ActionRequest) -> Preview:
     """Return the preview of an action. Raises `ApiError` for an unknown action."""
     make = _ACTIONS.get(action)
     if make is None:
-        raise _bad(f"unknown action {action[:40]!r}; the actions are {', '.join(_ACTIONS)}")
+        raise bad(f"unknown action {action[:40]!r}; the actions are {', '.join(_ACTIONS)}")
     losses, says, more = make(request)
     losses = [loss for loss in losses if loss.number]
     rows = [request.channel] if request.channel is not None else request.topic["channels"]
@@ -319,9 +316,9 @@ def _channel_seek(request: ActionRequest) -> LossReport:
     """
     row, start, head = request.own, request.topic["start"], request.topic["head"]
     if request.to is None:
-        raise _bad("to is missing; give to=OFFSET, earliest, latest or time:MS")
+        raise bad("to is missing; give to=OFFSET, earliest, latest or time:MS")
     if head < request.to < END:
-        raise _bad(
+        raise bad(
             f"offset {request.to:,} is beyond the end of the topic, offset {head:,}; to skip all "
             "waiting messages, take latest"
         )
@@ -355,7 +352,7 @@ def _delayed_cancel(request: ActionRequest) -> LossReport:
 def _unfinished(request: ActionRequest) -> tuple[Sequence[int], list[str]]:
     """Return the chosen messages that are unfinished, and a sentence about the others."""
     if request.chosen is None:
-        raise _bad("offsets is missing; give offsets=N,N,...")
+        raise bad("offsets is missing; give offsets=N,N,...")
     count, offsets = request.chosen
     others = count - len(offsets)
     return offsets, [
@@ -426,7 +423,6 @@ _ACTIONS: Final[dict[str, Callable[[ActionRequest], LossReport]]] = {
 }  # fmt: skip
 
 
-_MS: Final = 1_000_000
 _NO_LATENCY: Final[Latency] = {"count": 0, "percentiles": ()}
 _QUANTILES: Final = {0.5: "p50_ms", 0.9: "p90_ms", 0.95: "p95_ms", 0.99: "p99_ms", 1.0: "max_ms"}
 _OF_TOPIC: Final = (
@@ -602,7 +598,7 @@ def _client(client: ConsumerStats) -> ShownClient:
 def latency(measured: Latency | None) -> ShownLatency:
     measured = measured or _NO_LATENCY
     quantiles = {
-        _QUANTILES[percentile["quantile"]]: round(percentile["value"] / _MS, 3)
+        _QUANTILES[percentile["quantile"]]: round(percentile["value"] / NS_PER_MS, 3)
         for percentile in measured["percentiles"]
     }
     return cast(
@@ -622,4 +618,4 @@ def _chunk(row: ChunkRow) -> dict[str, object]:
 
 
 def _ms(time_ns: int | None) -> int | None:
-    return None if time_ns is None else time_ns // _MS
+    return None if time_ns is None else time_ns // NS_PER_MS

@@ -12,11 +12,10 @@ connects again from that offset, and its permissions are checked again.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,9 +23,17 @@ from starlette.responses import Response
 from .....transport.client.asyncio.aio import Reader
 from .....transport.client.core.message_search import SearchConditions
 from .....transport.errors import ZsqError
-from ..console.answers import HEADERS, Room, ShownMessage, message, number, parameters_of
+from ..console.answers import (
+    Room,
+    ShownMessage,
+    event,
+    event_stream,
+    message,
+    number,
+    parameters_of,
+)
 from ..web.authority import Rights, rights_of
-from ..web.places import Limiters, Stream, holder_of
+from ..web.places import Limiters, holder_of
 from .pace import TailPace
 from .scan import MessageScan
 from .searching import OFFSET_MAX, Node
@@ -39,12 +46,7 @@ READS_MAX: Final = 4  # the most reads of tails at the same time; each may hold 
 SHOWN_BYTES: Final = 4096  # of each body, unless `body_max` says otherwise
 SHOWN_BYTES_MAX: Final = 16 * 1024
 EVENT_BYTES_MAX: Final = 256 * 1024  # of the bodies of one event
-EVENTS: Final = "text/event-stream"
 _ALL: Final = SearchConditions()
-
-
-def event(kind: str, data: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
 class Tailing:
@@ -78,11 +80,8 @@ class Tailing:
                 head = (await reader.head())[1]
                 if offset is None:
                     offset = await reader.newest(back) if back else head
-            headers = {**HEADERS, "x-accel-buffering": "no"}
-            if request.method == "HEAD":  # otherwise a stream without a reader would never end
-                return Response(b"", 200, headers, media_type=EVENTS)
             events = self._events(topic, min(offset, head), each, node, rights_of(request))
-            return Stream(place, events, headers, EVENTS)
+            return event_stream(request, place, events)
 
     async def _events(
         self, topic: str, at: int, each: int, node: int, rights: Rights

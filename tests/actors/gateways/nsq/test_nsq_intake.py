@@ -5,7 +5,6 @@ connections that the gateway does not read from.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -175,21 +174,6 @@ def test_slow_connections_may_hold_half_of_the_memory_for_input(
     assert waiting.looks == slow[0].looks == 2
     assert room.gone == ["slow 3", "slow 2"], (
         "who waits for us is not cut off, nor who holds little"
-    )
-
-
-def test_lines_of_the_log_about_clients_are_few(
-    room: Room, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caplog.set_level(logging.WARNING, "zsq")
-    for number in range(1_000):
-        room.intake.complain("%s is bad", number)
-    assert [record.getMessage() for record in caplog.records] == ["nsq gateway: 0 is bad"]
-    monkeypatch.setattr(module, "COMPLAINT_S", 0.0)
-    room.intake.complain("%s is bad", "the last")
-    assert (
-        caplog.records[-1].getMessage()
-        == "nsq gateway: the last is bad (999 more warnings were not logged)"
     )
 
 
