@@ -47,6 +47,7 @@ from ....transport.errors import (
     UsageError,
 )
 from ....transport.memory import return_large_memory
+from ....transport.units import NS_PER_S
 from ....transport.wire import protocol as p
 from ...runtime.actor import Actor, StartFailed
 from ...runtime.port import Envelope, Mail, Port
@@ -70,7 +71,6 @@ HELD_MAX: Final = 1_000  # requests that wait for the check
 SHIP_CALL_S: Final = 15.0
 CLUSTER_CALL_S: Final = 10.0
 RELEASE_S: Final = 5.0  # a handover that takes longer is given up
-_NS_PER_S: Final = 1_000_000_000
 DirectoryOrder = TypeVar("DirectoryOrder", p.ReadDirectory, p.AppendEntry)
 _Shape = Callable[[Any], dict[str, Any]]
 
@@ -149,7 +149,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             self._files,
             bucket,
             start.data_dir,
-            int(start.ship_lag_s * _NS_PER_S),
+            int(start.ship_lag_s * NS_PER_S),
             self._control,
             self._uploads,
             self._threads,
@@ -298,7 +298,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._shipper.ship_now()
         if message.is_last:
             self._shipper.release()
-            self._release_ns = time.monotonic_ns() + int(RELEASE_S * _NS_PER_S)
+            self._release_ns = time.monotonic_ns() + int(RELEASE_S * NS_PER_S)
 
     def on_stop(self) -> bool:
         """Return True when a handover is in the bucket, or does not get there in time."""
@@ -516,7 +516,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             self._forgotten.discard(uuid)
             self._forget_next()
         elif isinstance(value, StorageError):
-            self._forget_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * _NS_PER_S)
+            self._forget_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * NS_PER_S)
             log.warning("the objects of a deleted topic cannot be removed: %s", value)
         else:
             raise value
@@ -560,7 +560,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         if not self._trouble:
             log.error("the bucket cannot be used, and is tried again every 10 s: %s", error)
         self._trouble = str(error)
-        self._check_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * _NS_PER_S)
+        self._check_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * NS_PER_S)
 
     # The end
 
