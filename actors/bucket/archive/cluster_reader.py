@@ -219,7 +219,7 @@ class ClusterReader:
 
     def _announce(self, addresses: tuple[str, ...]) -> None:
         if (
-            all(one.startswith(_LOOPBACK) for one in addresses)
+            all(url.startswith(_LOOPBACK) for url in addresses)
             and self._bucket.url.scheme != "file"
         ):
             log.warning(
