@@ -25,7 +25,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Final, Protocol, TypeVar, cast
 
 from ....transport.nsq.backend import Authorized
@@ -33,13 +33,13 @@ from ....transport.nsq.identify import ClientIdentity, cut_string
 from ....transport.nsq.layers import Layer, LayerError, Layers
 from ....transport.nsq.limits import BYTES_BEFORE_AUTH_MAX, NsqLimits
 from ....transport.nsq.session import Session
-from ....transport.wire.protocol import Spread
 from ...runtime.listening import join_place
 from ...runtime.pulses import NsqClientReport
 from ...statistics.statistics import label_of
 from ..shared.auth import Who
-from ..shared.publishing import Gatherer
+from ..shared.gatherer import Gatherer
 from .intake import Intake
+from .local_parts import LocalParts
 from .permits import Permits
 from .subscription import Subscription
 
@@ -67,8 +67,9 @@ class Gateway(Protocol):
     title: str
     stopping: bool
     intake: Intake
+    local_parts: LocalParts
     permits: Permits
-    publishing: Gatherer
+    gatherer: Gatherer
     paused: dict[Connection, None]  # connections that read again when publishes are answered
 
     def admit(self, connection: Connection) -> bool: ...
@@ -76,8 +77,6 @@ class Gateway(Protocol):
     def forget(self, connection: Connection) -> None: ...
 
     def refuses(self, topic: str, channel: str) -> str: ...
-
-    def parts_here(self, spread: Spread) -> Collection[int] | None: ...
 
     def holds(self, but: Subscription, message_id: bytes) -> bool: ...
 
@@ -125,15 +124,15 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = own = cast("asyncio.Transport", transport)
-        own.set_write_buffer_limits(HIGH_WATER)
-        peer = own.get_extra_info("peername")
+        self._transport = tcp = cast("asyncio.Transport", transport)
+        tcp.set_write_buffer_limits(HIGH_WATER)
+        peer = tcp.get_extra_info("peername")
         self.remote = (
             join_place(str(peer[0]), peer[1]) if isinstance(peer, tuple) else str(peer or "unix")
         )
         self.remote_ip = str(peer[0]) if isinstance(peer, tuple) else ""
         if not self.gateway.admit(self):
-            own.abort()
+            tcp.abort()
             return
         self._on_time()
 
@@ -202,7 +201,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _free(self) -> bool:
-        return self.session.reading and not self._full and not self.gateway.publishing.full
+        return self.session.reading and not self._full and not self.gateway.gatherer.full
 
     @property
     def _full(self) -> bool:
@@ -293,7 +292,7 @@ class Connection(asyncio.Protocol):
 
     def _pause(self, pause: bool) -> None:
         assert self._transport is not None
-        if pause and (self.session.pending or self.gateway.publishing.full):
+        if pause and (self.session.pending or self.gateway.gatherer.full):
             self.gateway.paused[self] = None
         else:
             self.gateway.paused.pop(self, None)
@@ -413,7 +412,7 @@ class Connection(asyncio.Protocol):
             self.gateway.url, topic, channel, self._label, identity.msg_timeout_ms, self.gateway.limits.max_msg_timeout_ms,
             identity.sample_rate, self.session.on_messages, self._then_look(answer), self.session.on_refused, self._lost,
             {"user": self.session.authorized.identity if self.session.authorized else "", "from": self.remote_ip, "via": "nsq"},
-            self.gateway.parts_here,
+            self.gateway.local_parts.of,
         )  # fmt: skip
 
     def _lost(self, why: str) -> None:
@@ -464,15 +463,15 @@ class Connection(asyncio.Protocol):
     ) -> None:
         """Add a layer for all later input and output. Earlier output is sent without it."""
         self._flush()
-        made = self.gateway.new_layer(layer, identity)
+        added = self.gateway.new_layer(layer, identity)
         self._bare = False
-        self.layers.push(made)
+        self.layers.push(added)
         if layer == "tls":
             self._handshake = answer
         else:
             self._then_look(answer)("")
         if rest:
-            self._rest.appendleft((made, rest))
+            self._rest.appendleft((added, rest))
             self._rest_bytes += len(rest)
         self.look()
 

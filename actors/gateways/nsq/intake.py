@@ -205,16 +205,20 @@ class Intake:
         Stop reading if all connections together still hold too much.
         """
         slow = sorted(
-            (one for one in self._connections if one.held_bytes and one.waits_for_client),
-            key=lambda one: one.session.heard_ns,
+            (
+                connection
+                for connection in self._connections
+                if connection.held_bytes and connection.waits_for_client
+            ),
+            key=lambda connection: connection.session.heard_ns,
         )
-        theirs = sum(one.held_bytes for one in slow)
-        for one in slow:
+        theirs = sum(connection.held_bytes for connection in slow)
+        for connection in slow:
             if theirs <= HELD_BYTES_MAX // 2:
                 break
-            theirs -= one.held_bytes
+            theirs -= connection.held_bytes
             self._cut_off(
-                one,
+                connection,
                 (
                     f"all connections together hold more than {HELD_BYTES_MAX} bytes, and this one "
                     "has been slow for longest"
@@ -225,8 +229,8 @@ class Intake:
     def _fill(self, full: bool) -> None:
         if self.full != full:
             self.full = full
-            for one in list(self._connections):
-                one.look()
+            for connection in list(self._connections):
+                connection.look()
 
     def _cut_off(self, connection: Client, why: str) -> None:
         self.cut_off += 1
@@ -248,12 +252,12 @@ class Intake:
         """Check the sockets of connections that are not read, and report clients that hung up."""
         poll = select.poll()
         by_fd: dict[int, Client] = {}
-        for one in self.unread:
-            fd = one.fileno()
+        for connection in self.unread:
+            fd = connection.fileno()
             if fd >= 0:
-                by_fd[fd] = one
+                by_fd[fd] = connection
                 # `poll` always reports errors, even if no event is requested.
-                poll.register(fd, 0 if one.half_closed else select.POLLRDHUP)
+                poll.register(fd, 0 if connection.half_closed else select.POLLRDHUP)
         for fd, events in poll.poll(0) if by_fd else ():
             by_fd[fd].hung_up(gone=bool(events & (select.POLLERR | select.POLLHUP)))
         self._looking = bool(self.unread)

@@ -14,7 +14,7 @@ from ....transport.errors import ZsqError
 from ....transport.nsq.backend import Authorized
 from ....transport.nsq.errors import E_AUTH_FAILED
 from ...security.complaints import Complaints
-from ..acting import FirstUse
+from ..acting_clients import FirstUse
 from ..shared.auth import AccessAuthenticator, Authenticator, AuthFailed, Who
 from .permissions import may_command
 

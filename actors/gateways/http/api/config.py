@@ -22,7 +22,7 @@ from .....transport.nsq.limits import NsqLimits
 from .....transport.nsq.lookup import Node
 from .....transport.units import NS_PER_MS, NS_PER_S
 from ....settings.options import HttpOptions, NsqOptions
-from ...shared.asking import CONNECT_S, REQUEST_S
+from ...shared.http_client import CONNECT_S, REQUEST_S
 from ..web.body import QueryRequest, share_of
 from ..web.limits import HttpLimits
 from ..web.places import Limiters
@@ -129,11 +129,11 @@ class Config:
     ) -> None:
         self._settings = settings
         self._limiters = limiters
-        self._asked = QueryRequest(limiters)
+        self._query = QueryRequest(limiters)
         self._changes = changes
 
     async def get(self, request: Request) -> Response:
-        await self._asked(request)
+        await self._query(request)
         return self._tell(request.path_params["option"])
 
     async def put(self, request: Request) -> Response:

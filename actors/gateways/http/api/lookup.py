@@ -82,15 +82,15 @@ class LookupHandlers:
         node: Node,
         names: Callable[[], Awaitable[Names]],
         tombstones: Tombstones,
-        asked: QueryRequest,
+        query: QueryRequest,
     ) -> None:
         self._node = node
         self._names = names
         self._tombstones = tombstones
-        self._asked = asked
+        self._query = query
 
     async def lookup(self, request: Request) -> Response:
-        topic = (await self._asked(request)).existing_topic()
+        topic = (await self._query(request)).existing_topic()
         channels = await self._channels_of(topic)
         if channels is None:
             raise api_error("TOPIC_NOT_FOUND")
@@ -103,17 +103,17 @@ class LookupHandlers:
 
     async def channels(self, request: Request) -> Response:
         """Return a topic's channels. As in nsqlookupd, a topic that does not exist has none."""
-        topic = (await self._asked(request)).get("topic")
+        topic = (await self._query(request)).get("topic")
         if topic is None:
             raise api_error("MISSING_ARG_TOPIC")
         return answer({"channels": await self._channels_of(topic) or []})
 
     async def topics(self, request: Request) -> Response:
-        await self._asked(request)
+        await self._query(request)
         return answer({"topics": await self._topics(principal_of(request))})
 
     async def nodes(self, request: Request) -> Response:
-        await self._asked(request)
+        await self._query(request)
         topics = await self._topics(principal_of(request))
         rows = [
             {
@@ -126,7 +126,7 @@ class LookupHandlers:
         return answer({"producers": rows})
 
     async def tombstone(self, request: Request) -> Response:
-        parameters = await self._asked(request)
+        parameters = await self._query(request)
         topic = parameters.get("topic")
         if topic is None:
             raise api_error("MISSING_ARG_TOPIC")

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from .....transport.client.asyncio.aio import Admin
 from .....transport.errors import from_wire
-from ...shared.publishing import Gatherer
+from ...shared.gatherer import Gatherer
 from ..web.body import Parameters, announced, counted, lines, share_of
 from ..web.places import Limiters
 from ..web.responses import api_error, text
@@ -92,7 +92,7 @@ class GatheredPublisher:
             await asyncio.wait(set(self._ends))
 
 
-class Publishing:
+class PublishHandlers:
     """The handlers of /pub and /mpub."""
 
     def __init__(self, publisher: GatheredPublisher, broker: Admin, limiters: Limiters) -> None:

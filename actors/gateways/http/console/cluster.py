@@ -19,7 +19,7 @@ from .....transport.client.asyncio.aio import Admin
 from .....transport.wire.actions import Action
 from ....security.policy import UNWELL, Principal
 from ....statistics.cluster import BrokerRow, Report
-from ...cluster_asking import ClusterAsking
+from ...cluster_survey import ClusterSurvey
 from ..web.authority import principal_of
 from ..web.responses import ApiError, api_error
 from .answers import answer, parameters_of
@@ -41,7 +41,7 @@ class ClusterPage:
         open_admin: OpenAdmin,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._asking = ClusterAsking(source, open_admin)
+        self._asking = ClusterSurvey(source, open_admin)
         self._now = now
         self._report: Report | None = None
         self._made_s = 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from starlette.requests import Request
@@ -18,16 +18,17 @@ from starlette.responses import Response
 
 from .....transport.client.asyncio.aio import Admin, Producer, Reader
 from ..api.broker import SharedStats
-from ..web.authority import Rights, rights_of
+from ..web.authority import Handler, Rights, rights_of
 from ..web.body import Parameters
 from ..web.places import Limiters, holder_of
 from ..web.responses import ApiError
+from .action_handlers import ActionHandlers
 from .answers import event, event_stream
 from .board import BoardView
 from .cluster import ClusterPage, OpenAdmin, no_admin
-from .doing import BackgroundJobs, Doing
 from .files import ConsoleFiles
-from .reading import ReadHandlers
+from .read_handlers import ReadHandlers
+from .redrive_jobs import RedriveJobs
 from .sampler import Sampler
 
 STREAM_S: Final = 600.0
@@ -37,7 +38,7 @@ KEEP_S: Final = 15.0
 class Live:
     """The handler of /api/live. A stream ends when permissions change, and its page reconnects."""
 
-    def __init__(self, sampler: Sampler, jobs: BackgroundJobs, limiters: Limiters) -> None:
+    def __init__(self, sampler: Sampler, jobs: RedriveJobs, limiters: Limiters) -> None:
         self._sampler = sampler
         self._jobs = jobs
         self._views = limiters.live_views
@@ -91,9 +92,6 @@ class Live:
         return events
 
 
-Handler = Callable[[Request], Awaitable[Response]]
-
-
 class Console:
     """The console of a gateway.
 
@@ -113,15 +111,15 @@ class Console:
     ) -> None:
         stats = SharedStats(source)
         self.sampler = Sampler(source)
-        self.jobs = BackgroundJobs(url, stats, source, limiters.redrives)
+        self.jobs = RedriveJobs(url, stats, source, limiters.redrives)
         self.files = ConsoleFiles(folder)
         self.jobs.changed = self.sampler.stir
         self.live = Live(self.sampler, self.jobs, limiters)
         self._cluster = ClusterPage(source, open_admin)
-        self._reading = ReadHandlers(
+        self._reads = ReadHandlers(
             source, open_reader, stats, self.sampler, self.jobs, self.node, limiters.looks
         )
-        self._doing = Doing(
+        self._actions = ActionHandlers(
             source,
             open_reader,
             open_producer,
@@ -138,32 +136,32 @@ class Console:
         return int((await self.sampler.fresh()).broker["node"])
 
     def paths(self) -> dict[str, dict[str, Handler]]:
-        reading = self._reading
+        reads = self._reads
         get: dict[str, Handler] = {
-            "/api/overview": reading.overview,
+            "/api/overview": reads.overview,
             "/api/live": self.live.live,
-            "/api/history": reading.history,
-            "/api/histories": reading.histories,
-            "/api/topic": reading.topic,
-            "/api/channel": reading.channel,
-            "/api/chunks": reading.chunks,
-            "/api/alarms": reading.alarms,
-            "/api/jobs": reading.jobs,
-            "/api/schedules": reading.schedules,
+            "/api/history": reads.history,
+            "/api/histories": reads.histories,
+            "/api/topic": reads.topic,
+            "/api/channel": reads.channel,
+            "/api/chunks": reads.chunks,
+            "/api/alarms": reads.alarms,
+            "/api/jobs": reads.jobs,
+            "/api/schedules": reads.schedules,
             "/api/cluster": self._cluster.answer,
-            "/api/processes": reading.processes,
-            "/api/audit": reading.audit,
-            "/api/peek": reading.peek,
-            "/api/messages": reading.messages,
-            "/api/body": reading.body,
-            "/api/dead-letters": reading.dead_letters,
-            "/api/delayed": reading.delayed,
-            "/api/preview": self._doing.preview,
+            "/api/processes": reads.processes,
+            "/api/audit": reads.audit,
+            "/api/peek": reads.peek,
+            "/api/messages": reads.messages,
+            "/api/body": reads.body,
+            "/api/dead-letters": reads.dead_letters,
+            "/api/delayed": reads.delayed,
+            "/api/preview": self._actions.preview,
         }
         if self.files:
             get |= {"/": self.files.index, "/console/{name:path}": self.files.named}
         table = {path: {"GET": handler} for path, handler in get.items()}
-        return table | {path: {"POST": handler} for path, handler in self._doing.table().items()}
+        return table | {path: {"POST": handler} for path, handler in self._actions.table().items()}
 
     def start(self) -> None:
         """Start the sampler in the running event loop."""

@@ -28,7 +28,7 @@ from ....security.policy import (
     AccessPolicy,
     Principal,
 )
-from ...acting import ACTING, FirstUse
+from ...acting_clients import ACTING, FirstUse
 from ...shared.auth import Authenticator, AuthFailed, Who
 from ...shared.auth_policy import LOOKING
 from .body import Parameters, legal

@@ -19,7 +19,7 @@ from zsq.actors.gateways.http.gateway import (
     open_listeners,
 )
 from zsq.actors.gateways.http.web.limits import HttpLimits
-from zsq.actors.gateways.shared.publishing import Gatherer
+from zsq.actors.gateways.shared.gatherer import Gatherer
 from zsq.actors.runtime.actor import StartFailed
 from zsq.actors.settings.options import NsqOptions
 from zsq.transport.errors import E_CLOSING, E_TOPIC_FULL, Refused

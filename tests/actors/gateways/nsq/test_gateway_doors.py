@@ -13,12 +13,12 @@ import pytest
 import zmq
 
 from zsq.actors.gateways.questions import Questions
+from zsq.actors.gateways.stage_owners import StageOwners
+from zsq.actors.gateways.unread import Unread
 from zsq.actors.gateways.zeromq import (
     OPENS_AHEAD_MAX,
     OPENS_MAX,
     PushRoute,
-    StageOwners,
-    Unread,
     ZeroMqGateway,
 )
 from zsq.actors.runtime.port import Port

@@ -189,7 +189,7 @@ class Gateway:
         self.connections: dict[RealConnection, None] = {}
         self.paused: dict[RealConnection, None] = {}
         self.intake = Intake(self.loop, self.connections)
-        self.publishing = SimpleNamespace(full=False)
+        self.gatherer = SimpleNamespace(full=False)
         self.made: list[RealConnection] = []
         self.clients: list[socket.socket] = []
         self.published: list[Callable[[str], None]] = []

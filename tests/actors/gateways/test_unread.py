@@ -14,8 +14,8 @@ import pytest
 import zmq
 from support.broker import wait_for
 
-from zsq.actors.gateways import zeromq as unread
-from zsq.actors.gateways.zeromq import Unread
+from zsq.actors.gateways import unread
+from zsq.actors.gateways.unread import Unread
 from zsq.transport.wire import sockets
 
 SIZE = 1 << 20

@@ -36,7 +36,7 @@ from ..web.authority import Rights, rights_of
 from ..web.places import Limiters, holder_of
 from .pace import TailPace
 from .scan import MessageScan
-from .searching import OFFSET_MAX, Node
+from .search_handlers import OFFSET_MAX, Node
 
 LOOK_S: Final = 0.5
 KEEP_S: Final = 15.0
@@ -49,7 +49,7 @@ EVENT_BYTES_MAX: Final = 256 * 1024  # of the bodies of one event
 _ALL: Final = SearchConditions()
 
 
-class Tailing:
+class TailHandlers:
     """The handler of /api/tail."""
 
     def __init__(

@@ -27,21 +27,28 @@ log = logging.getLogger("zsq")
 LOOK_PAUSE_S: Final = 1.0  # the pause between two comparisons
 
 
-def local_parts(names: Iterable[str]) -> dict[str, set[int]]:
+def parts_by_topic(names: Iterable[str]) -> dict[str, set[int]]:
     """Return the numbers of the parts among these names, by their topic."""
-    found: dict[str, set[int]] = {}
+    numbers: dict[str, set[int]] = {}
     for name in names:
         if (part := part_of(name)) is not None:
-            found.setdefault(part[0], set()).add(part[1])
-    return found
+            numbers.setdefault(part[0], set()).add(part[1])
+    return numbers
 
 
-class PartsHere:
+class LocalParts:
     """`readers` returns the consumers of the gateway."""
 
-    def __init__(self, admin: Admin, readers: Callable[[], Iterable[Subscription]]) -> None:
+    def __init__(
+        self,
+        admin: Admin,
+        readers: Callable[[], Iterable[Subscription]],
+        *,
+        pause_s: float = LOOK_PAUSE_S,
+    ) -> None:
         self._admin = admin
         self._readers = readers
+        self._pause_s = pause_s
         self._me: int | None = None
         self._asking: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -72,23 +79,23 @@ class PartsHere:
         except ZsqError as error:
             log.debug("cannot ask for the number of this broker: %s", error)
             return
-        self._me = next((one["number"] for one in brokers if one["me"]), None)
+        self._me = next((broker["number"] for broker in brokers if broker["me"]), None)
 
     async def _look(self) -> None:
         while self._changed:
             self._changed = False
             if any(reader.parts is not None for reader in self._readers()):
                 try:
-                    here = local_parts(await self._admin.topics())
+                    local = parts_by_topic(await self._admin.topics())
                 except ZsqError as error:
                     log.debug("cannot list the topics: %s", error)
                 else:
                     for reader in list(self._readers()):
-                        if reader.parts is not None and reader.parts != here.get(
+                        if reader.parts is not None and reader.parts != local.get(
                             reader.topic, frozenset()
                         ):
                             reader.look_for_parts()
-            await asyncio.sleep(LOOK_PAUSE_S)
+            await asyncio.sleep(self._pause_s)
 
     @staticmethod
     def _start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

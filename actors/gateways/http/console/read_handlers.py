@@ -33,10 +33,10 @@ from ..web.responses import ApiError, api_error
 from . import answers as bodies
 from .answers import HEADERS, answer, bad, number, parameters_of
 from .board import BoardRow, BoardView
-from .doing import BackgroundJobs
 from .history import CHANNEL_FIGURES, FINE, SPANS, TOPIC_FIGURES, stride
 from .letter_groups import kind_of, letter_groups
-from .losses import channel_details, chunk_rows, topic_details
+from .page_details import channel_details, chunk_rows, topic_details
+from .redrive_jobs import RedriveJobs
 from .sampler import Sampler
 
 ADMIN: Final = Action.MANAGE_TOPIC
@@ -65,7 +65,7 @@ class ReadHandlers:
         open_reader: Callable[[str], Reader],
         stats: SharedStats,
         sampler: Sampler,
-        jobs: BackgroundJobs,
+        jobs: RedriveJobs,
         node: Callable[[], Awaitable[int]],
         looks: Limiter,
     ) -> None:

@@ -28,7 +28,7 @@ HEALTH_AGE_S: Final = 1.0
 PRIMARY: Final = "primary"  # a standby has its own gateway
 
 
-class Telling:
+class ReportHandlers:
     """The handlers of /ping, /ready, /health, /info, /stats and /metrics."""
 
     def __init__(
@@ -37,16 +37,16 @@ class Telling:
         node: Node,
         nsq: NsqOptions,
         counted: metrics.RequestMetrics,
-        asked: QueryRequest,
+        query: QueryRequest,
     ) -> None:
         self._stats = stats
         self._node = node
         self._nsq = nsq
         self._counted = counted
-        self._asked = asked
+        self._query = query
 
     async def ping(self, request: Request) -> Response:
-        await self._asked(request)
+        await self._query(request)
         try:
             health_text = self._health(
                 await self._stats.recent(HEALTH_AGE_S), principal_of(request)
@@ -60,7 +60,7 @@ class Telling:
 
         A problem that /ping reports does not count: consumers can still take what is stored.
         """
-        await self._asked(request)
+        await self._query(request)
         try:
             await self._stats.recent(HEALTH_AGE_S)
         except ZsqError as error:
@@ -69,7 +69,7 @@ class Telling:
 
     async def health(self, request: Request) -> Response:
         """Answer 200 while the broker answers, whatever its role and its problems are."""
-        await self._asked(request)
+        await self._query(request)
         try:
             stats = await self._stats.recent(HEALTH_AGE_S)
         except ZsqError as error:
@@ -78,7 +78,7 @@ class Telling:
         return answer({"role": PRIMARY, "health": self._health(stats, principal_of(request))})
 
     async def info(self, request: Request) -> Response:
-        await self._asked(request)
+        await self._query(request)
         node, nsq = self._node, self._nsq
         return answer(
             {
@@ -98,7 +98,7 @@ class Telling:
         )
 
     async def stats(self, request: Request) -> Response:
-        parameters = await self._asked(request)
+        parameters = await self._query(request)
         topic, channel = parameters.get("topic") or "", parameters.get("channel") or ""
         stats, health_text = await self._about(topic, principal_of(request))
         shown = as_nsq(
@@ -147,7 +147,7 @@ class Telling:
         return {**shown, "topics": []}, health_text
 
     async def metrics(self, request: Request) -> Response:
-        await self._asked(request)
+        await self._query(request)
         begun = time.monotonic()
         try:
             stats: BrokerStats | None = await self._stats.fresh()

@@ -158,7 +158,7 @@ def _time_ns(parameters: Parameters, name: str) -> int | None:
     return number(parameters, name, 0, -_TIME_MS_MAX, _TIME_MS_MAX) * 1_000_000
 
 
-class Searching:
+class SearchHandlers:
     """The handlers of /api/search and /api/download."""
 
     def __init__(
