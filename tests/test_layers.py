@@ -78,13 +78,13 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "actors.scan": ("actors.primitives", "actors.runtime", "actors.settings"),
     "actors.statistics": ("actors.primitives", "actors.runtime", "actors.settings"),
     "actors.gateways": ("actors.runtime", "actors.security", "actors.settings", "actors.statistics"),
-    "actors.gateways.shared": ("actors.gateways", "actors.runtime", "actors.security"),
+    "actors.gateways.shared": ("actors.gateways", "actors.runtime", "actors.security", "actors.settings"),
     "actors.gateways.nsq": (
         "actors.gateways", "actors.gateways.shared", "actors.runtime", "actors.security", "actors.settings", "actors.statistics",
     ),
     "actors.gateways.http.web": ("actors.gateways", "actors.gateways.shared", "actors.security"),
     "actors.gateways.http.api": (
-        "actors.gateways.http.web", "actors.gateways.shared", "actors.security", "actors.settings", "actors.statistics",
+        "actors.gateways.http.web", "actors.gateways.shared", "actors.runtime", "actors.security", "actors.settings", "actors.statistics",
     ),
     "actors.gateways.http.console": (
         "actors.gateways", "actors.gateways.http.api", "actors.gateways.http.web", "actors.runtime", "actors.security", "actors.statistics",

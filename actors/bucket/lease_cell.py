@@ -66,7 +66,7 @@ class LeaseCell:
     def write_patience(self, patience_ns: int) -> None:
         self._word[1] = patience_ns
 
-    def holds(self, now_ns: int) -> bool:
+    def is_valid(self, now_ns: int) -> bool:
         """Return True if a publish may be acknowledged now."""
         until_ns = self._word[0]
         return not until_ns or now_ns < until_ns
@@ -99,7 +99,7 @@ class LeaseWatch:
                 return False
         # Without a standby, this costs no call for the time.
         until_ns = self._cell.until_ns
-        if not until_ns or self._cell.holds(now_ns := boot_ns()):
+        if not until_ns or self._cell.is_valid(now_ns := boot_ns()):
             self.over_ns = 0
             return False
         if not self.over_ns:

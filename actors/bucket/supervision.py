@@ -38,7 +38,9 @@ class BucketSupervision(SupervisorExtension):
         if self._hands_over_next:
             self._hands_over_next = False
             children = self._broker.processes.children.values()
-            self._handover = Handover(one.spec.key for one in children if one.spec.kind == "topic")
+            self._handover = Handover(
+                child.spec.key for child in children if child.spec.kind == "topic"
+            )
             why = "this broker hands over to its standby and stops"
             self._parts.stop(EXIT_NOT_PRIMARY, why)
 

@@ -26,15 +26,15 @@ class Bound(NamedTuple):
 
 
 class Limiter:
-    """The places of one kind.
+    """The places of one kind, for example requests.
 
-    `what` names the places in the plural, and `remedy` says what a client can do.
+    `places` names them in the plural, and `remedy` says what a client can do.
     """
 
-    def __init__(self, what: str, bound: Bound, remedy: str = "try again") -> None:
+    def __init__(self, places: str, bound: Bound, remedy: str = "try again") -> None:
         self.bound = bound
         self.taken = 0
-        self._what = what
+        self._places = places
         self._remedy = remedy
         self._held: dict[Hashable, int] = {}
 
@@ -73,5 +73,5 @@ class Limiter:
 
     def _refused(self, most: int, whose: str) -> Refused:
         return Refused(
-            E_LIMIT, f"the limit of {most:,} {self._what} {whose} is reached; {self._remedy}"
+            E_LIMIT, f"the limit of {most:,} {self._places} {whose} is reached; {self._remedy}"
         )

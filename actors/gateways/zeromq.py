@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -52,7 +51,7 @@ from ..runtime.actor import Actor, StartFailed
 from ..runtime.link_ends import LinkEnds
 from ..runtime.listening import bind, reason_of
 from ..runtime.port import Mail, Port, user_label
-from ..runtime.process import is_out_of_files, memory_bytes
+from ..runtime.process import is_out_of_files
 from ..security import policy
 from ..security.access import ANONYMOUS, AccessError
 from ..security.curve import ZAP_ENDPOINT, CurveAuthentication
@@ -60,138 +59,8 @@ from ..settings import options
 from ..settings.starts import ZeroMqStart
 from .limiter import Bound
 from .questions import Asker, Questions
-
-Place = tuple[bytes, bytes]  # the route of a stage's pushes, and the stage
-
-
-class StageOwners:
-    """The users that opened stages.
-
-    A push does not belong to a link, so the gateway accepts it only from the user that opened its
-    stage. A stage is known from OpenStage until the end of the link that sent it. A client that
-    continues the stage on another link sends OpenStage again.
-    """
-
-    def __init__(self) -> None:
-        # The user's key, and the number of links on which the stage is open.
-        self._owners: dict[Place, tuple[str, int]] = {}
-        self._of_links: dict[bytes, set[Place]] = {}
-
-    def opened(self, client: bytes, place: Place, key: str) -> None:
-        """Note that a link opened a stage.
-
-        If the link has too many stages, the stage is ignored. Storage refuses it too, so its pushes
-        must not be permitted.
-        """
-        of_link = self._of_links.setdefault(client, set())
-        if place in of_link or len(of_link) >= options.STAGES_PER_LINK_MAX:
-            return
-        owner, links = self._owners.get(place, (key, 0))
-        if owner == key:
-            of_link.add(place)
-            self._owners[place] = key, links + 1
-
-    def ended(self, client: bytes) -> None:
-        for place in self._of_links.pop(client, ()):
-            key, links = self._owners.pop(place)
-            if links > 1:
-                self._owners[place] = key, links - 1
-
-    def permits(self, place: Place, key: str) -> bool:
-        found = self._owners.get(place)
-        return found is not None and found[0] == key
-
-    def __len__(self) -> int:
-        return len(self._owners)
-
-
-COUNTED_BYTES_MIN: Final = 4 * 1024
-# Smaller frames of deliveries are not counted, because counting takes about 10 microseconds each.
-DELIVERY_COUNTED_BYTES_MIN: Final = 32 * 1024
-UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
-SETTLE_NS: Final = 50_000_000  # above the budget, sent frames are checked at most this often
-SHARE_OF_MEMORY: Final = 4  # the budget of all clients is a quarter of the memory
-BUDGET_BYTES_MIN: Final = 256 * 1024 * 1024
-BUDGET_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
-
-
-def budget_bytes() -> int:
-    """Return the budget for all clients of a gateway, which depends on the machine's memory."""
-    return min(max(memory_bytes() // SHARE_OF_MEMORY, BUDGET_BYTES_MIN), BUDGET_BYTES_MAX)
-
-
-class Unread:
-    """The bytes that were sent to each client and still wait in its pipe.
-
-    They are limited because a client that does not read its replies must not fill the memory.
-    ZeroMQ's own limit counts messages, and 20,000 replies of 1 MB are 20 GB. ZeroMQ does not report
-    how full a pipe is. But a frame that is sent without a copy reports when libzmq has released it,
-    because the kernel took it or the peer is gone. So large replies are sent as such frames and
-    counted. Small frames are not counted: the high-water mark limits them. Credit limits each
-    consumer and producer. Large frames to consumers are counted nevertheless, because thousands of
-    consumers have thousands of credits.
-
-    Each client has a limit, and all clients share `budget` bytes. The gateway cannot empty a pipe.
-    So above the budget it sends nothing more to a client that holds more than an equal share.
-    Clients that read hold little and continue. The memory of a client that never reads is freed
-    when the system ends its connection (TCP_MAXRT in `ZeroMqGateway._bind`).
-    """
-
-    def __init__(self, budget: int = BUDGET_BYTES_MAX) -> None:
-        self._budget = budget
-        self._settled_ns = 0
-        self.total = 0
-        self._held: dict[bytes, deque[tuple[zmq.MessageTracker, int]]] = {}
-        self._bytes: dict[bytes, int] = {}
-
-    def bytes_of(self, client: bytes) -> int:
-        held = self._held.get(client)
-        if held is None:
-            return 0
-        while held and held[0][0].done:  # a pipe releases frames in the order of sending
-            size = held.popleft()[1]
-            self._bytes[client] -= size
-            self.total -= size
-        if held:
-            return self._bytes[client]
-        del self._held[client], self._bytes[client]
-        return 0
-
-    def full(self, client: bytes) -> bool:
-        """Return True if nothing more may be sent to the client."""
-        mine = self.bytes_of(client)
-        return mine > UNREAD_BYTES_MAX or (
-            mine > 0 and self._over() and mine > self._budget // len(self._held)
-        )
-
-    def _over(self) -> bool:
-        if self.total <= self._budget:
-            return False
-        now_ns = time.monotonic_ns()
-        if now_ns - self._settled_ns >= SETTLE_NS:
-            self._settled_ns = now_ns
-            self.settle()
-        return self.total > self._budget
-
-    def counted(
-        self, client: bytes, frames: Sequence[Any], least: int = COUNTED_BYTES_MIN
-    ) -> list[Any]:
-        """Return the frames to send, and count those of at least `least` bytes."""
-        return [self._counted(client, frame) if len(frame) >= least else frame for frame in frames]
-
-    def _counted(self, client: bytes, frame: Any) -> Any:
-        made = zmq.Frame(getattr(frame, "buffer", frame), track=True, copy=False)
-        assert made.tracker is not None
-        self._held.setdefault(client, deque()).append((made.tracker, len(made)))
-        self._bytes[client] = self._bytes.get(client, 0) + len(made)
-        self.total += len(made)
-        return made
-
-    def settle(self) -> None:
-        """Forget clients that have read everything. Called regularly."""
-        for client in list(self._held):
-            self.bytes_of(client)
-
+from .stage_owners import StageOwners
+from .unread import Unread, budget_bytes
 
 ALLOWED: Final[dict[str, frozenset[int]]] = {
     "supervisor": frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.Beat, p.Bye)),
@@ -205,6 +74,8 @@ ALLOWED: Final[dict[str, frozenset[int]]] = {
 # The gateway decodes protocol messages with these opcodes. It forwards all others unread.
 _PUBLISHES: Final = frozenset((p.Pub.op, p.PubDelayed.op))
 _LOOKED_AT: Final = frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.OpenStage))
+# Smaller frames of deliveries are not counted, because counting takes about 10 microseconds each.
+DELIVERY_COUNTED_BYTES_MIN: Final = 32 * 1024
 VIA: Final = "zeromq"  # this gateway's name in the audit log
 PUSH_FRAMES: Final = 5  # the frames of a push: route, empty, control, header, columns
 LINKS_MAX: Final = 10_000
@@ -563,7 +434,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 break
             self._worked = True
             ticket = int(frames[0].bytes)
-            asked = self.questions.asked(ticket)
+            question = self.questions.asked(ticket)
             askers = self.questions.answered(ticket)
             principals = {
                 asker.client: self.doors.principal(self.links[asker.client].key)
@@ -576,7 +447,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             if self.doors.closed and principals and isinstance(message, p.Done):
                 # All of them are clients of one user.
                 principal = next(iter(principals.values()))
-                kind = policy.kind_of(asked[1])
+                kind = policy.kind_of(question[1])
                 message = replace(message, data=policy.visible(message.data, principal, kind))
             for asker in askers:
                 if asker.client not in self.links:
@@ -667,7 +538,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
 
     def _complain(self, error: ZsqError, frame: Any) -> None:
         if error.code in (E_FORBIDDEN, E_TOO_BIG):
-            self.doors.complain(f"{self.doors.address(frame)}: {error.text[:_COMPLAINT_CHARS]}")
+            text = error.text[:_COMPLAINT_CHARS]
+            self.doors.complaints.add("%s: %s", self.doors.address(frame), text)
 
     def _attach(
         self, client: bytes, message: p.Open, key: str, endpoint: str, data: dict[str, Any],
@@ -726,14 +598,14 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         opening = self._opened(message.request)
         if opening is None:
             return
-        client, asked, key, _, descriptor = opening
+        client, opened, key, _, descriptor = opening
         data: dict[str, Any] = {name: message.data[name] for name in _TOLD if name in message.data}
         try:
-            if asked.kind == "stage":
+            if opened.kind == "stage":
                 data |= {"push_port": self.push_port, "route": self._route(message.data["push"])}
-            self._attach(client, asked, key, message.data[asked.kind], data, descriptor)
+            self._attach(client, opened, key, message.data[opened.kind], data, descriptor)
         except Refused as error:
-            self._fail(client, asked.request, error.code, error.text)
+            self._fail(client, opened.request, error.code, error.text)
 
     def _answered(self, ticket: int) -> _Opening | None:
         """Forget a lookup, and send what waits for its answer."""
@@ -765,17 +637,17 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         opening = self._answered(message.request)
         if opening is None:
             return
-        asked, code, text = opening.asked, message.code, message.text
+        opened, code, text = opening.asked, message.code, message.text
         lookup = opening.lookup
         was_permitted = lookup.create and lookup.by.get("create") == policy.TOPIC_TOO
         if (
             code == E_NOT_FOUND
-            and asked.create
+            and opened.create
             and not was_permitted
-            and part_of(asked.topic) is None
+            and part_of(opened.topic) is None
         ):
             code, text = E_FORBIDDEN, f"{text}, and {policy.NOT_CREATED}"
-        self._fail(opening.client, asked.request, code, text)
+        self._fail(opening.client, opened.request, code, text)
 
     def _fail(self, client: bytes, request: int, code: str, text: str) -> None:
         self.front.send((client,), p.Failed(request, code, text))
@@ -797,9 +669,9 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         if self._forget_link(client) is not None:
             self.front.send_frames([client, b"", encode(p.Bye())])
 
-    def take_rules(self, told: p.ReloadGateway) -> None:
+    def take_rules(self, order: p.ReloadGateway) -> None:
         """Load new rules, and end the links that they no longer permit."""
-        self.doors.reload(told.access_file)
+        self.doors.reload(order.access_file)
         for client, link in list(self.links.items()):
             try:
                 policy.check_open(self.doors.principal(link.key), link.opened)
@@ -855,14 +727,14 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         for client in list(self.links):
             self._end_link(client)
         waiting = [opening for (opening,) in self.lookups.waiting()]
-        for client, asked, *_ in (*self._opens.values(), *waiting):
-            self._fail(client, asked.request, E_UNREACHABLE, "the gateway is stopping")
+        for client, opened, *_ in (*self._opens.values(), *waiting):
+            self._fail(client, opened.request, E_UNREACHABLE, "the gateway is stopping")
         for route in self.routes.values():
             route.port.close()
         return True
 
     def statistics(self) -> dict[str, int]:
-        dropped, refused = self.pushes_dropped, self.doors.refused
+        dropped, refused = self.pushes_dropped, self.doors.complaints.count
         return {
             "links": len(self.links),
             "actors": len(self.actors),

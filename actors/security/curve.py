@@ -21,9 +21,7 @@ Rejected: pyzmq's authenticator. It is a coroutine, and this gateway runs no eve
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +32,7 @@ from ...transport.errors import E_BAD_ARGUMENT, Refused
 from ...transport.wire.credentials import KEY_BYTES, open_to_others, read_key_file
 from ..settings.options import SecurityOptions
 from .access import Access, AccessError
+from .complaints import Complaints
 from .policy import EVERYBODY, NOBODY, AccessPolicy, Principal
 
 if TYPE_CHECKING:
@@ -83,10 +82,7 @@ def answer_zap(frames: Sequence[bytes], known: Callable[[str], bool]) -> tuple[l
     return [VERSION, request, b"200", b"OK", public.encode(), b""], ""
 
 
-log = logging.getLogger("zsq")
-
 ZAP_DRAIN_MAX: Final = 256
-COMPLAINT_S: Final = 10.0
 GIVEN_NAME_BYTES: Final = 5  # the length of a routing id that libzmq assigns
 HANDSHAKE_MS: Final = 5_000  # a connection whose handshake takes longer is closed
 
@@ -105,9 +101,7 @@ class CurveAuthentication:
             if security.curve_key_file
             else ""
         )
-        self.refused = 0
-        self._untold = 0
-        self._told_s = -COMPLAINT_S
+        self.complaints = Complaints()
         check(security, access)
 
     @property
@@ -144,26 +138,8 @@ class CurveAuthentication:
                 lambda key: self.policy is not None and self.policy.by_curve(key) is not None,
             )
             if why:
-                self.complain(f"refused a connection: {why}")
+                self.complaints.add("refused a connection: %s", why)
             port.send_frames([*frames[:2], *reply])
-
-    def complain(self, text: str) -> None:
-        """Log that a client was refused.
-
-        Unknown clients could fill the disk with log lines, so only one line is written every
-        COMPLAINT_S. It contains the number of lines that were left out.
-        """
-        self.refused += 1
-        self._untold += 1
-        if time.monotonic() - self._told_s < COMPLAINT_S:
-            return
-        more = (
-            f" (and {self._untold - 1} more refusals since the last log line)"
-            if self._untold > 1
-            else ""
-        )
-        self._told_s, self._untold = time.monotonic(), 0
-        log.warning("%s%s", text, more)
 
     def key(self, frame: Any) -> str:
         """Return the key of a message's sender, to be compared with that of its link.

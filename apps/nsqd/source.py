@@ -1,22 +1,15 @@
-"""Data directory of a stopped nsqd: locked as nsqd locks it, read and never written.
-
-`MessageReader` reads a log's messages by ranges of offsets. If the ranges ascend, each block is
-read once.
-
-`Runs` gathers messages with equal attempts into runs, few enough to be rows of a channel. Pure.
-"""
+"""Data directory of a stopped nsqd: locked as nsqd locks it, read and never written."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
-from ...storage.log.log import Log
 from ...storage.nsq.disk_queue_format import (
     BAD_SUFFIX,
     META_BYTES_MAX,
@@ -35,7 +28,6 @@ from ...storage.nsq.disk_queue_format import (
     queue_name,
 )
 from ...storage.nsq.disk_queue_recovery import QueueFiles, doubt_about
-from ...transport.block.block import Block
 from ...transport.errors import UsageError
 from ...transport.names import check_name, is_ephemeral
 from .salvage import RECORD_BYTES_MAX, FileView, LostBytes, read_messages
@@ -342,141 +334,3 @@ class NsqdSource:
                 finally:
                     view.close()
         return sha256.hexdigest()
-
-
-READ_BYTES: Final = 1024 * 1024
-
-
-class StoredRecord(NamedTuple):
-    """One message as the log stores it. `headers` are packed."""
-
-    offset: int
-    timestamp_ns: int
-    attempts: int
-    body: bytes
-    key: bytes | None
-    tag: bytes | None
-    headers: bytes | None
-
-
-class MessageReader:
-    """Reads messages of a log.
-
-    Offsets below `start` were removed by retention. `notes` gets the missing messages. `lost`
-    counts the messages that were lost to damage.
-    """
-
-    def __init__(self, log: Log, start: int, notes: list[str]) -> None:
-        self._log = log
-        self._start = start
-        self._notes = notes
-        self.lost = 0
-
-    def messages(self, queue: str, spans: Iterable[tuple[int, int, int]]) -> Iterator[StoredRecord]:
-        """Yield the messages of each (start, end, attempts), in ascending order, for `queue`."""
-        blocks: list[Block] = []
-        for start, end, attempts in spans:
-            offset = start
-            while offset < end:
-                while blocks and blocks[0].next_offset <= offset:
-                    blocks.pop(0)
-                if not blocks:
-                    blocks = self._read(offset)
-                first = blocks[0].first_offset if blocks else end
-                if first > offset:
-                    self._gone(queue, offset, min(first, end))
-                    offset = first
-                    continue
-                block = blocks[0]
-                for index in range(
-                    offset - block.first_offset, min(end - block.first_offset, block.count)
-                ):
-                    yield _stored(block, index, attempts)
-                offset = block.next_offset
-
-    def _gone(self, queue: str, begin: int, end: int) -> None:
-        kept_from = min(max(begin, self._start), end)
-        if kept_from > begin:
-            self._notes.append(
-                f"{queue}: {kept_from - begin} messages from offset {begin} on were removed by "
-                "retention"
-            )
-        if end > kept_from:
-            self._notes.append(
-                f"{queue}: {end - kept_from} messages from offset {kept_from} on are damaged or "
-                "missing"
-            )
-            self.lost += end - kept_from
-
-    def _read(self, offset: int) -> list[Block]:
-        while True:
-            try:
-                return self._log.read(offset, READ_BYTES, self._log.end)
-            except Damaged:  # the next read skips the damage, and the gap is reported
-                continue
-
-
-def _stored(block: Block, index: int, attempts: int) -> StoredRecord:
-    body = block.body.value(index)
-    assert body is not None
-    return StoredRecord(
-        block.first_offset + index,
-        block.time_of(index),
-        attempts,
-        body,
-        block.key.value(index) if block.key is not None else None,
-        block.tag.value(index) if block.tag is not None else None,
-        block.headers.value(index) if block.headers is not None else None,
-    )
-
-
-# Half of the rows that a channel may have before it accepts no new messages.
-RUNS_MAX: Final = 5_000
-
-
-class AttemptRun(NamedTuple):
-    """A run of messages. `attempts` is the highest number of attempts of any of them."""
-
-    start: int
-    count: int  # type: ignore[assignment]  # a tuple has a method of that name
-    attempts: int
-
-    @property
-    def next_offset(self) -> int:
-        return self.start + self.count
-
-
-class Runs:
-    """Gathers runs in ascending order.
-
-    Beyond twice the limit, neighbours are joined and get the higher attempts of the two. Counting
-    one attempt too many does no harm. With too few, a message could exceed its limit of attempts.
-    """
-
-    def __init__(self, runs_max: int = RUNS_MAX) -> None:
-        assert runs_max >= 1
-        self._runs_max = runs_max
-        self._runs: list[AttemptRun] = []
-
-    def add(self, offset: int, attempts: int) -> None:
-        """Add the next message."""
-        last = self._runs[-1] if self._runs else None
-        if last is not None and last.next_offset == offset and last.attempts == attempts:
-            self._runs[-1] = last._replace(count=last.count + 1)
-            return
-        self._runs.append(AttemptRun(offset, 1, attempts))
-        if len(self._runs) > 2 * self._runs_max:
-            self._halve()
-
-    def _halve(self) -> None:
-        pairs = [self._runs[number : number + 2] for number in range(0, len(self._runs), 2)]
-        self._runs = [
-            AttemptRun(pair[0].start, pair[-1].next_offset - pair[0].start, max(run.attempts for run in pair))
-            for pair in pairs
-        ]  # fmt: skip
-
-    def finish(self) -> list[AttemptRun]:
-        """Return at most `runs_max` runs, ascending and without gaps."""
-        while len(self._runs) > self._runs_max:
-            self._halve()
-        return self._runs

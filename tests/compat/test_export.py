@@ -14,8 +14,8 @@ from support.go_disk_queue import GoDiskQueue
 from support.nsqd import Backlog, backlogs, contents, fixture, message, write_nsqd
 
 from zsq.actors.supervisor.topics.registry import Registry, TopicRow
-from zsq.apps.nsqd.exporting import ExportOptions, export_nsqd
-from zsq.apps.nsqd.importing import import_nsqd
+from zsq.apps.nsqd.nsqd_export import ExportOptions, export_nsqd
+from zsq.apps.nsqd.nsqd_import import import_nsqd
 from zsq.storage.delayed.delayed import DelayedStore
 from zsq.storage.delayed.delayed_format import DelayedKey, DelayedRow, due_block, row_key
 from zsq.storage.directory.store import StoreOptions, TopicIdentity, create_store, open_store

@@ -11,9 +11,9 @@ from support.faulty_files import keep_none
 from support.hasty import HastyFiles
 
 from tests.compat.test_export import OPTIONS, Topic, queue
-from zsq.apps.nsqd import exporting
-from zsq.apps.nsqd.exporting import ExportOptions, export_nsqd
-from zsq.apps.nsqd.importing import import_nsqd
+from zsq.apps.nsqd import nsqd_export
+from zsq.apps.nsqd.nsqd_export import ExportOptions, export_nsqd
+from zsq.apps.nsqd.nsqd_import import import_nsqd
 from zsq.storage.errors import Locked
 from zsq.storage.files import Files
 from zsq.storage.nsq.disk_queue import DiskQueue
@@ -33,8 +33,8 @@ def test_an_export_is_on_disk_when_it_is_told(tmp_path: Path) -> None:
 def test_an_export_holds_a_bounded_part_of_the_messages_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, size: int
 ) -> None:
-    monkeypatch.setattr(exporting, "BATCH_COUNT", count)
-    monkeypatch.setattr(exporting, "BATCH_BYTES", size)
+    monkeypatch.setattr(nsqd_export, "BATCH_COUNT", count)
+    monkeypatch.setattr(nsqd_export, "BATCH_BYTES", size)
     batches: list[int] = []
     real = DiskQueue.put_many
 

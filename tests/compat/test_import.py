@@ -15,8 +15,8 @@ import pytest
 from support.nsqd import backlogs, contents, expected, fixture, message, sha, write_nsqd
 
 from zsq.actors.supervisor.topics.registry import Registry
-from zsq.apps.nsqd import importing as building
-from zsq.apps.nsqd.importing import ImportReport, import_nsqd
+from zsq.apps.nsqd import nsqd_import
+from zsq.apps.nsqd.nsqd_import import ImportReport, import_nsqd
 from zsq.storage.directory.store import StoreOptions, TopicIdentity, open_store
 from zsq.storage.errors import Damaged, DiskFull, ForeignDirectory, Locked, StorageError
 from zsq.storage.files import Files
@@ -212,7 +212,7 @@ def test_an_import_that_reads_back_differently_is_not_committed(
 ) -> None:
     """The import itself writes the wrong content, and the checksums match."""
     monkeypatch.setattr(
-        building, "pack", lambda bodies, **columns: pack([b"other", *bodies[1:]], **columns)
+        nsqd_import, "pack", lambda bodies, **columns: pack([b"other", *bodies[1:]], **columns)
     )
     source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1), message(2)]]})
     with pytest.raises(Damaged, match="the messages of topic t were not written correctly"):
@@ -324,7 +324,7 @@ def test_a_paused_topics_own_backlog_waits(tmp_path: Path) -> None:
 def test_blocks_are_no_larger_than_readers_take_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: int
 ) -> None:
-    monkeypatch.setattr(building, name, value)
+    monkeypatch.setattr(nsqd_import, name, value)
     take(
         write_nsqd(
             tmp_path / "a",

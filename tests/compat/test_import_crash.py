@@ -14,7 +14,7 @@ from support.nsqd import Backlog, backlogs, contents, message, write_nsqd
 
 from zsq.actors.supervisor.data_dir import clear_imports_at_start
 from zsq.actors.supervisor.topics.registry import Registry
-from zsq.apps.nsqd.importing import import_nsqd
+from zsq.apps.nsqd.nsqd_import import import_nsqd
 from zsq.storage.directory.store import StoreOptions
 from zsq.storage.errors import DiskFull, StorageError
 from zsq.storage.files import Files

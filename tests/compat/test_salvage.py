@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from support.nsqd import backlogs, message, write_nsqd
 
 from zsq.apps.nsqd import source
-from zsq.apps.nsqd.importing import import_nsqd
+from zsq.apps.nsqd.attempt_runs import AttemptRuns
+from zsq.apps.nsqd.nsqd_import import import_nsqd
 from zsq.apps.nsqd.salvage import FileView, LostBytes, read_messages
-from zsq.apps.nsqd.source import Runs
 from zsq.storage.directory.store import StoreOptions
 from zsq.storage.files import Files
 from zsq.storage.nsq.disk_queue_format import (
@@ -246,7 +246,7 @@ def test_broken_records_are_named_with_file_and_position_and_the_rest_is_taken(
 
 @given(attempts=st.lists(st.integers(0, 3), max_size=200), runs_max=st.integers(1, 20))
 def test_runs_are_dense_few_and_never_too_low(attempts: list[int], runs_max: int) -> None:
-    runs = Runs(runs_max)
+    runs = AttemptRuns(runs_max)
     for offset, its in enumerate(attempts, 50):
         runs.add(offset, its)
     found = runs.finish()
@@ -266,11 +266,11 @@ def test_runs_are_joined_where_they_touch_and_bounded_while_they_are_gathered() 
     """A queue of a hundred million messages with varying attempts must not become as many rows in
     memory.
     """
-    runs = Runs(2)
+    runs = AttemptRuns(2)
     for offset, attempts in ((0, 1), (1, 1), (5, 1)):
         runs.add(offset, attempts)
     assert [(run.start, run.count) for run in runs.finish()] == [(0, 2), (5, 1)]
-    runs = Runs(2)
+    runs = AttemptRuns(2)
     for offset in range(1_000):
         runs.add(offset, offset % 7)
         assert len(runs._runs) <= 4

@@ -42,8 +42,8 @@ def served() -> set[tuple[str, str]]:
     )
     messages = MessagePaths(None, None, Limiters(HttpLimits()))  # type: ignore[arg-type]
     guard = make_app(
-        FakeBroker(),
-        FakeBroker(),
+        FakeBroker(),  # type: ignore[arg-type]
+        FakeBroker(),  # type: ignore[arg-type]
         NODE,
         console=console,
         messages=messages,

@@ -14,14 +14,14 @@ import pytest
 
 from zsq.actors.gateways import questions, zeromq
 from zsq.actors.gateways.http.console.console import STREAM_S
-from zsq.actors.gateways.http.messages import searching
+from zsq.actors.gateways.http.messages import search_handlers
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.limiter import Bound
 from zsq.actors.gateways.nsq import intake
 from zsq.actors.gateways.nsq.connection import HIGH_WATER, TOPICS_SHOWN_MAX
 from zsq.actors.gateways.shared import auth
-from zsq.actors.gateways.shared.asking import BODY_MAX, CONNECT_S, REQUEST_S
-from zsq.actors.security import access
+from zsq.actors.gateways.shared.http_client import BODY_MAX, CONNECT_S, REQUEST_S
+from zsq.actors.security import access, complaints
 from zsq.actors.security.audit import AuditRecorder
 from zsq.actors.settings import options
 from zsq.actors.settings.options import NsqOptions
@@ -180,7 +180,7 @@ def test_the_limits_on_the_page_are_those_of_the_code() -> None:
             f"| {auth.KNOWN_MAX:,} and {auth.AUTHORIZATIONS_KNOWN_MAX:,} authorizations; "
             f"{auth.DENIED_MAX:,} |"
         ),
-        f"| one in {intake.COMPLAINT_S:g} s, with the number of the others |",
+        f"| one in {complaints.COMPLAINT_S:g} s, with the number of the others |",
         (
             f"| {http.body_s:g} s, and {http.body_begin_s:g} s and one more for each "
             f"{http.body_bytes_a_s:,} bytes that have come; {http.request_s:g} s (a stream of the "
@@ -195,7 +195,7 @@ def test_the_limits_on_the_page_are_those_of_the_code() -> None:
             f"{shares(http.looks)} |"
         ),
         f"| {shares(http.publishes)}; {shares(http.redrives)} |",
-        f"| {size[searching.DOWNLOAD_BYTES_MAX]} | it is cut",
+        f"| {size[search_handlers.DOWNLOAD_BYTES_MAX]} | it is cut",
         (
             f"NSQ {size[HIGH_WATER]}, then nothing more is handed out, and after 60 s of "
             "silence it "

@@ -19,7 +19,8 @@ from support.broker import Broker, wait_for
 import zsq
 from tests.support.shapes import misfits
 from zsq.actors.gateways.http.console.answers import ShownPeek
-from zsq.actors.gateways.http.console.losses import ChannelPage, Preview, TopicPage
+from zsq.actors.gateways.http.console.page_details import ChannelPage, TopicPage
+from zsq.actors.gateways.http.console.previews import Preview
 from zsq.actors.gateways.http.web.limits import HttpLimits
 
 SHAPES: Final = {

@@ -218,14 +218,14 @@ class ConsoleSite(Site):
         limiters = Limiters(limits or HttpLimits())
         self.console = Console(
             cast("Any", self.source),
-            self.source.reader,
+            cast("Any", self.source.reader),
             lambda: cast("Any", self.source),
             "ipc:///nowhere",
             limiters,
             folder,
             open_admin,
         )
-        self.messages = MessagePaths(self.source.reader, self.console.node, limiters)
+        self.messages = MessagePaths(cast("Any", self.source.reader), self.console.node, limiters)
         super().__init__(
             limiters=limiters,
             console=self.console,

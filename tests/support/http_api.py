@@ -9,12 +9,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import uvloop
 
-from zsq.actors.gateways.http.api.lookup import LookupNode
 from zsq.actors.gateways.http.app import Guard, make_app
 from zsq.actors.gateways.http.gateway import open_listeners
 from zsq.actors.gateways.http.web.limits import HttpLimits
@@ -24,8 +23,9 @@ from zsq.actors.gateways.http.web.server import HttpServer
 from zsq.actors.gateways.http.web.tls_door import Certificates
 from zsq.actors.settings.options import HttpOptions, NsqOptions
 from zsq.transport.errors import E_NOT_FOUND, NotFound
+from zsq.transport.nsq.lookup import Node
 
-NODE = LookupNode("1.3.0", "host", "10.0.0.1", 4150, 4151)
+NODE = Node("10.0.0.1", "host", 4150, 4151, "1.3.0")
 CHANNEL = {
     "depth": 0, "backend_depth": 0, "in_flight_count": 0, "deferred_count": 0, "message_count": 0, "requeue_count": 0, "timeout_count": 0,
     "client_count": 0, "clients": [], "paused": False, "health": "OK", "e2e_processing_latency": {"count": 0, "percentiles": []},
@@ -157,15 +157,15 @@ class Site:
         self,
         limits: HttpLimits | None = None,
         nsq: NsqOptions | None = None,
-        node: LookupNode = NODE,
+        node: Node = NODE,
         limiters: Limiters | None = None,
         **options: Any,
     ) -> None:
         self.broker = FakeBroker()
         self.limiters = limiters or Limiters(limits or HttpLimits())
         self.app: Guard = make_app(
-            self.broker,
-            self.broker,
+            cast("Any", self.broker),
+            cast("Any", self.broker),
             node,
             options=HttpOptions(nsq=nsq),
             limiters=self.limiters,
@@ -217,8 +217,8 @@ class Served:
     async def _main(self) -> None:
         self.broker = FakeBroker()
         self.app = make_app(
-            self.broker,
-            self.broker,
+            cast("Any", self.broker),
+            cast("Any", self.broker),
             NODE,
             limiters=self.limiters,
             origins=Origins(["a", "x"]),

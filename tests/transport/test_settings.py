@@ -95,7 +95,7 @@ sys.modules["zsq.transport.settings"] = table
 exec(compile(sys.stdin.read(), spec.origin, "exec"), table.__dict__)
 
 from click.testing import CliRunner
-from zsq.actors.gateways.http.console.doing import _known
+from zsq.actors.gateways.http.console.action_handlers import _known
 from zsq.actors.gateways.http.console.files import settings_module
 from zsq.actors.settings.channel_settings import made, resolve
 from zsq.apps.cli.manage.channel import channel

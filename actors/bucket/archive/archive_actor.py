@@ -47,6 +47,7 @@ from ....transport.errors import (
     UsageError,
 )
 from ....transport.memory import return_large_memory
+from ....transport.units import NS_PER_S
 from ....transport.wire import protocol as p
 from ...runtime.actor import Actor, StartFailed
 from ...runtime.port import Envelope, Mail, Port
@@ -70,7 +71,6 @@ HELD_MAX: Final = 1_000  # requests that wait for the check
 SHIP_CALL_S: Final = 15.0
 CLUSTER_CALL_S: Final = 10.0
 RELEASE_S: Final = 5.0  # a handover that takes longer is given up
-_NS_PER_S: Final = 1_000_000_000
 DirectoryOrder = TypeVar("DirectoryOrder", p.ReadDirectory, p.AppendEntry)
 _Shape = Callable[[Any], dict[str, Any]]
 
@@ -113,9 +113,9 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._uploads = self._threads("upload", UPLOAD_THREADS)
         self._fetches = self._threads("fetch", FETCH_THREADS)
         (self._control,) = self._threads("control", 1)
+        self.front = self.open_router(start.front)
         self._shipper = self._make_shipper()
         self._cluster = self._make_cluster()
-        self.front = self.open_router(start.front)
         self.front.route(p.OpenArchive, self.tell_archive)
         self.front.route(p.UploadChunk, self.upload)
         self.front.route(p.FetchSegment, self.fetch)
@@ -149,11 +149,11 @@ class ArchiveActor(Actor[ArchiveStart]):
             self._files,
             bucket,
             start.data_dir,
-            int(start.ship_lag_s * _NS_PER_S),
+            int(start.ship_lag_s * NS_PER_S),
             self._control,
             self._uploads,
             self._threads,
-            self.front_send,
+            self.front.send,
             lambda uuid: self.supervisor.send((), p.WakeTopic(uuid)),
             Primacy(cell, start.addresses),
             self._forgotten.add,
@@ -274,13 +274,9 @@ class ArchiveActor(Actor[ArchiveStart]):
     def _took_part(self, request: int, value: object) -> None:
         if isinstance(value, dict):
             self.supervisor.send((), p.Done(request, value))
-        elif isinstance(value, Damaged):
-            self.supervisor.send((), p.Failed(request, E_CHECKSUM, str(value)))
-        elif isinstance(value, (StorageError, OSError, StartFailed)):
-            self.supervisor.send((), p.Failed(request, E_BUCKET, str(value)))
         else:
             assert isinstance(value, Exception)
-            raise value
+            self.supervisor.send((), _failure(request, value))
 
     def _may_write(self) -> bool:
         """Return True while the prefix is this broker's, and no other copy has taken over."""
@@ -298,16 +294,13 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._shipper.ship_now()
         if message.is_last:
             self._shipper.release()
-            self._release_ns = time.monotonic_ns() + int(RELEASE_S * _NS_PER_S)
+            self._release_ns = time.monotonic_ns() + int(RELEASE_S * NS_PER_S)
 
     def on_stop(self) -> bool:
         """Return True when a handover is in the bucket, or does not get there in time."""
         shipper = self._shipper
         releases = shipper is not None and shipper.is_releasing
         return not releases or time.monotonic_ns() > self._release_ns
-
-    def front_send(self, envelope: Envelope, message: p.Wire) -> bool:
-        return self.front.send(envelope, message)
 
     def _open(self, call_s: float, url: str = "") -> CountedBucket:
         try:
@@ -340,10 +333,15 @@ class ArchiveActor(Actor[ArchiveStart]):
 
     # Requests
 
-    def tell_archive(self, port: Port, mail: Mail, message: p.OpenArchive) -> None:
+    def _known_claim(self) -> Claimed:
+        """Return the claim. Raises `Refused` while the bucket is checked or cannot be used."""
         if self._claimed is None:
             raise Refused(E_BUCKET, self._trouble or "the bucket is being checked")
-        data = {"place": self._claimed.claim.place, "writes": self._claimed.writes}
+        return self._claimed
+
+    def tell_archive(self, port: Port, mail: Mail, message: p.OpenArchive) -> None:
+        claimed = self._known_claim()
+        data = {"place": claimed.claim.place, "writes": claimed.writes}
         port.send(mail.envelope, p.Done(message.request, data))
 
     def upload(self, port: Port, mail: Mail, message: p.UploadChunk) -> None:
@@ -399,10 +397,8 @@ class ArchiveActor(Actor[ArchiveStart]):
         """Return a handler of a request to the shipper."""
 
         def carry_out(port: Port, mail: Mail, message: Any) -> None:
-            shipper = self._shipper
-            if self._claimed is None:
-                raise Refused(E_BUCKET, self._trouble or "the bucket is being checked")
-            if shipper is None or not self._claimed.writes:
+            shipper, claimed = self._shipper, self._known_claim()
+            if shipper is None or not claimed.writes:
                 port.send(mail.envelope, p.Done(message.request, {"writes": False}))
                 return
             handle(shipper, mail.envelope, message)
@@ -460,8 +456,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             again = partial(self._submit, threads, envelope, request, job, shape)
             self._held.append((envelope, request, again))
             return
-        if self._claimed is None:
-            raise Refused(E_BUCKET, self._trouble or "the bucket is being checked")
+        self._known_claim()
         thread = min(threads, key=lambda candidate: candidate.pending)
         thread.submit(partial(self._answer, envelope, request, shape), job)
 
@@ -475,14 +470,8 @@ class ArchiveActor(Actor[ArchiveStart]):
             self._failing = str(value) if away else ""
         if not isinstance(value, Exception):
             self.front.send(envelope, p.Done(request, shape(value)))
-        elif isinstance(value, Damaged):
-            self.front.send(envelope, p.Failed(request, E_CHECKSUM, str(value)))
-        elif isinstance(value, Superseded):
-            self.front.send(envelope, p.Failed(request, E_FENCED, str(value)))
-        elif isinstance(value, (StorageError, OSError)):
-            self.front.send(envelope, p.Failed(request, E_BUCKET, str(value)))
         else:
-            raise value
+            self.front.send(envelope, _failure(request, value))
 
     # Topics that were deleted
 
@@ -500,7 +489,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         if not writes or not due or self._control.pending:
             return
         shipper = self._shipper
-        known = [one for one in self._forgotten if shipper is None or shipper.may_remove(one)]
+        known = [topic for topic in self._forgotten if shipper is None or shipper.may_remove(topic)]
         if known:
             uuid = min(known)
             self._control.submit(partial(self._forgot, uuid), partial(self._remove_all, uuid))
@@ -516,7 +505,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             self._forgotten.discard(uuid)
             self._forget_next()
         elif isinstance(value, StorageError):
-            self._forget_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * _NS_PER_S)
+            self._forget_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * NS_PER_S)
             log.warning("the objects of a deleted topic cannot be removed: %s", value)
         else:
             raise value
@@ -560,7 +549,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         if not self._trouble:
             log.error("the bucket cannot be used, and is tried again every 10 s: %s", error)
         self._trouble = str(error)
-        self._check_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * _NS_PER_S)
+        self._check_ns = time.monotonic_ns() + int(CHECK_PAUSE_S * NS_PER_S)
 
     # The end
 
@@ -618,6 +607,15 @@ class ArchiveActor(Actor[ArchiveStart]):
             "sent_bytes": counts.sent_bytes,
             "received_bytes": counts.received_bytes,
         }
+
+
+def _failure(request: int, error: Exception) -> p.Failed:
+    """Return the answer to a request that failed. Raises the error if it is a defect."""
+    if not isinstance(error, (StorageError, OSError, StartFailed)):
+        raise error
+    is_superseded = isinstance(error, Superseded)
+    code = E_CHECKSUM if isinstance(error, Damaged) else E_FENCED if is_superseded else E_BUCKET
+    return p.Failed(request, code, str(error))
 
 
 def _as_chunk(row: ArchivedChunk) -> dict[str, Any]:

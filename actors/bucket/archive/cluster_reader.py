@@ -32,6 +32,7 @@ from ....storage.cluster.directory_log import DirectoryLog, NewEntries, VoidEntr
 from ....storage.errors import Damaged, ForeignDirectory
 from ....storage.files import Files
 from ....transport.errors import E_BAD_ARGUMENT, E_BUCKET, E_LIMIT, Refused, UsageError
+from ....transport.units import NS_PER_S
 from ....transport.wire import protocol as p
 from ...runtime.worker_thread import Jobs
 
@@ -45,7 +46,6 @@ EARLIER_MAX: Final = 4  # addresses of earlier processes in the broker's own ent
 MESSAGE_ENTRIES: Final = 1_000
 MESSAGE_BYTES: Final = 1024 * 1024
 _LOOPBACK: Final = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
-_NS_PER_S: Final = 1_000_000_000
 
 
 class Outcome(NamedTuple):
@@ -201,7 +201,7 @@ class ClusterReader:
         except BucketError as error:
             failure = error
             if not self._is_checked:
-                self._retry_ns = time.monotonic_ns() + int(PAUSE_S * _NS_PER_S)
+                self._retry_ns = time.monotonic_ns() + int(PAUSE_S * NS_PER_S)
         return Outcome(self._log.take(), number, failure)
 
     def _read(self) -> int:
@@ -219,7 +219,7 @@ class ClusterReader:
 
     def _announce(self, addresses: tuple[str, ...]) -> None:
         if (
-            all(one.startswith(_LOOPBACK) for one in addresses)
+            all(url.startswith(_LOOPBACK) for url in addresses)
             and self._bucket.url.scheme != "file"
         ):
             log.warning(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final
 
 from ....storage.bucket.shipping.standbys import (
     LOOK_S,
@@ -26,11 +25,10 @@ from ....storage.bucket.shipping.standbys import (
     patience_ns,
     terms_of,
 )
+from ....transport.units import NS_PER_S
 from ..lease_cell import OVER, LeaseCell
 
 log = logging.getLogger("zsq")
-
-_NS_PER_S: Final = 1_000_000_000
 
 
 class Primacy:
@@ -67,7 +65,7 @@ class Primacy:
         if self._soon_looks:
             self._soon_looks -= 1
             pause_s = SOON_LOOK_S
-        self._look_ns = now_ns + int(pause_s * _NS_PER_S)
+        self._look_ns = now_ns + int(pause_s * NS_PER_S)
         return True
 
     def looked(self, notices: Mapping[str, Notice]) -> bool:

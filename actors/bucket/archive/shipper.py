@@ -46,6 +46,7 @@ from ....storage.bucket.shipping.tick_format import (
 from ....storage.errors import Damaged, StorageError
 from ....storage.files import Files
 from ....transport.errors import E_BUCKET, E_FENCED, Refused
+from ....transport.units import NS_PER_S
 from ....transport.wire import protocol as p
 from ...primitives.boot_clock import boot_ns
 from ...runtime.port import Envelope
@@ -64,7 +65,6 @@ log = logging.getLogger("zsq")
 
 POLL_MS: Final = 20
 COPY_BYTES_MAX: Final = 64 * 1024
-_NS_PER_S: Final = 1_000_000_000
 _TAIL_FIELDS: Final = (
     "stream", "sequence", "end", "reserved", "chunk", "position", "base_number",
 )  # fmt: skip
@@ -76,7 +76,7 @@ class ShipperLimits:
 
     log_bytes: int = 512 * 1024 * 1024
     log_ticks: int = 4_000
-    collect_every_ns: int = 30 * _NS_PER_S
+    collect_every_ns: int = 30 * NS_PER_S
     tails_every: int = TAILS_EVERY
     """Ticks whose numbers are multiples of this have the tails of all topics."""
     wakes_at_once: int = 20
@@ -176,7 +176,7 @@ class Shipper:
             action(self, *details)
 
     def set_bound(self, lag_s: float) -> None:
-        self._plan.lag_ns = int(lag_s * _NS_PER_S)
+        self._plan.lag_ns = int(lag_s * NS_PER_S)
 
     def ship_now(self) -> None:
         """Send each piece at once from now on, because the broker stops."""
@@ -257,7 +257,7 @@ class Shipper:
     def _pause(self, error: Exception) -> None:
         self._note(error)
         self._refuse_opening(E_BUCKET)
-        self._retry_ns = time.monotonic_ns() + int(self._pause_s * _NS_PER_S)
+        self._retry_ns = time.monotonic_ns() + int(self._pause_s * NS_PER_S)
         self._pause_s = min(2 * self._pause_s, self._limits.pause_s_max)
 
     def _begin(self, takeover: Takeover) -> None:
@@ -603,7 +603,7 @@ class Shipper:
         oldest_ns = min(filter(None, oldest), default=0)
         return {
             "shipping": self.state.value,
-            "lag_s": round((now - oldest_ns) / _NS_PER_S, 3) if oldest_ns else 0.0,
+            "lag_s": round((now - oldest_ns) / NS_PER_S, 3) if oldest_ns else 0.0,
             "shipped_bytes": writer.shipped_bytes if writer is not None else 0,
             "shipped_ticks": writer.shipped_ticks if writer is not None else 0,
             "log_bytes": self._collector.size if self._collector is not None else 0,

@@ -14,12 +14,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from ....storage.bucket.shipping.ship_log import Fenced, ShipLog, Taken
 from ....storage.bucket.shipping.standbys import NO_STANDBY, Terms
 from ....storage.bucket.shipping.tick_format import TICK, WINDOW, EncodedTick, Index, Tail, after
 from ....storage.errors import StorageError
+from ....transport.units import NS_PER_S
 from ...primitives.boot_clock import boot_ns
 from ...runtime.worker_thread import WorkerThread
 from .primacy import Primacy
@@ -27,8 +28,6 @@ from .registry_watch import Registry, RegistryWatch
 from .tick_encoder import Encoded, TickEncoder
 from .tick_plan import TickPlan
 from .tick_queue import WaitingPiece
-
-_NS_PER_S: Final = 1_000_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -201,7 +200,7 @@ class TickWriter:
             return
         if isinstance(result, (StorageError, OSError)):
             self._on_result(result)
-            flight.retry_ns = now + int(flight.pause_s * _NS_PER_S)
+            flight.retry_ns = now + int(flight.pause_s * NS_PER_S)
             flight.pause_s = min(2 * flight.pause_s, self._pause_s_max)
             return
         if isinstance(result, Exception):

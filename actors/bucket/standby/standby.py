@@ -42,6 +42,7 @@ from ....storage.bucket.shipping.standbys import (
 from ....storage.bucket.shipping.tick_format import STANDBY_NAME, Copy, encode_copy
 from ....storage.errors import StorageError
 from ....storage.files import Files
+from ....transport.units import NS_PER_S
 from ...supervisor.topics.registry_format import decode
 from .patience import Patience
 from .standby_gateway import StandbyStatus
@@ -62,7 +63,6 @@ LOOK_S: Final = 10.0  # how often a quiet standby looks whether the log has move
 PAUSE_S: Final = 0.5
 PAUSE_S_MAX: Final = 5.0
 AGAIN_S_MAX: Final = 60.0
-_NS_PER_S: Final = 1_000_000_000
 
 
 class StandbyState(Enum):
@@ -167,7 +167,7 @@ class StandbyLoop:
         now_ns = time.monotonic_ns()
         if self.state is StandbyState.AWAY:
             log.warning("the bucket answers again")
-            if now_ns - self._away_ns > self.patience.patience_s / 2 * _NS_PER_S:
+            if now_ns - self._away_ns > self.patience.patience_s / 2 * NS_PER_S:
                 self.patience.waits_from(now_ns)
         self.state, self.trouble = StandbyState.FOLLOWING, ""
 
@@ -189,7 +189,7 @@ class StandbyLoop:
         if asked_ns >= (self._announce_ns if last.index.lease_ms else self._unknown_ns):
             self._announce()
         if asked_ns >= self._look_ns:
-            self._look_ns = asked_ns + int(LOOK_S * _NS_PER_S)
+            self._look_ns = asked_ns + int(LOOK_S * NS_PER_S)
             if not self.follower.look():
                 return self.begin_again("ticks that it has not applied were removed")
         return self._poll_s
@@ -228,8 +228,8 @@ class StandbyLoop:
         )  # fmt: skip
         announce(self._bucket, notice)
         now_ns = time.monotonic_ns()
-        self._announce_ns = now_ns + int(ANNOUNCE_S * _NS_PER_S)
-        self._unknown_ns = now_ns + int(UNKNOWN_S * _NS_PER_S)
+        self._announce_ns = now_ns + int(ANNOUNCE_S * NS_PER_S)
+        self._unknown_ns = now_ns + int(UNKNOWN_S * NS_PER_S)
 
     def _look_at_registry(self) -> None:
         registry = self.follower.registry
@@ -270,7 +270,7 @@ class StandbyLoop:
         messages = sum(topic.log_messages + topic.archived_messages for topic in restored)
         log.warning(
             "is primary: %d topics with %d messages, made ready in %.2f s",
-            len(restored), messages, (time.monotonic_ns() - begun_ns) / _NS_PER_S,
+            len(restored), messages, (time.monotonic_ns() - begun_ns) / NS_PER_S,
         )  # fmt: skip
         return None
 
@@ -290,7 +290,7 @@ class StandbyLoop:
         now_ns = time.monotonic_ns()
         last = self.follower.last
         index = last.index if last is not None else None
-        due_s = max(0, self.patience.due_ns() - now_ns) / _NS_PER_S
+        due_s = max(0, self.patience.due_ns() - now_ns) / NS_PER_S
         # While it starts again, the follower still has the registry of the log before.
         may_take_over = self.state is not StandbyState.STARTING and self.follower.registry
         return StandbyStatus(

@@ -114,9 +114,9 @@ class _HttpServer(ThreadingHTTPServer):
 class StandbyGateway:
     """The sockets of a standby, in two threads. `status` is called in them."""
 
-    def __init__(self, given: ServeOptions, status: Callable[[], StandbyStatus]) -> None:
+    def __init__(self, serve_options: ServeOptions, status: Callable[[], StandbyStatus]) -> None:
         self._status = status
-        self._given = given
+        self._given = serve_options
         self._ends = threading.Event()
         self._threads: list[threading.Thread] = []
         self._http: list[_HttpServer] = []

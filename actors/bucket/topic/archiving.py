@@ -37,6 +37,7 @@ from ....storage.log.chunk import ArchivedChunk
 from ....storage.log.index import INDEX_EVERY_BYTES
 from ....storage.log.log_format import chunk_name
 from ....transport.errors import E_CHECKSUM, E_FENCED
+from ....transport.units import NS_PER_S
 from ....transport.wire import protocol as p
 from ...storage.commits import StateCommits
 from .archive_link import ArchiveLink
@@ -48,7 +49,6 @@ UPLOADS_MAX: Final = 2
 PAUSE_S: Final = 2.0
 PAUSE_S_MAX: Final = 60.0
 MANIFEST_S: Final = 5.0  # the shortest time between two manifests
-_NS_PER_S: Final = 1_000_000_000
 
 
 class Archiver:
@@ -157,7 +157,7 @@ class Archiver:
                 "%s: chunks cannot be archived: %s; the broker tries again", self._title, text
             )
         self.trouble = f"chunks cannot be archived: {text}"
-        self._retry_ns = time.monotonic_ns() + int(self._pause_s * _NS_PER_S)
+        self._retry_ns = time.monotonic_ns() + int(self._pause_s * NS_PER_S)
         self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
 
     def _succeeded(self) -> None:
@@ -274,7 +274,7 @@ class Archiver:
         if not self._manifest_due or self._manifest_out or now < self._manifest_ns:
             return
         self._manifest_due, self._manifest_out = False, True
-        self._manifest_ns = now + int(MANIFEST_S * _NS_PER_S)
+        self._manifest_ns = now + int(MANIFEST_S * NS_PER_S)
         rows = [
             (base, row)
             for base, row in sorted(self._store.archived.items())

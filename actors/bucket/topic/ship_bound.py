@@ -12,13 +12,13 @@ import time
 from typing import Final
 
 from ....storage.log.log import Log
+from ....transport.units import NS_PER_S
 from .change_queue import ChangeQueue
 from .offset_reserve import OffsetReserve
 from .piece_window import Shipped
 from .sync_marks import Mark, ShipPace, SyncMarks
 
 ALARM_S: Final = 5.0  # an alarm is raised when publishes have waited this long
-_NS_PER_S: Final = 1_000_000_000
 
 
 def earliest(*times_ns: int) -> int:
@@ -44,14 +44,14 @@ class ShipBound:
         self._queue = queue
         self._reserve = reserve
         self._shipped = shipped
-        self._patience_ns = int(patience_s * _NS_PER_S)
-        self.lag_ns = int(lag_s * _NS_PER_S)
+        self._patience_ns = int(patience_s * NS_PER_S)
+        self.lag_ns = int(lag_s * NS_PER_S)
         self._pace = ShipPace(self.lag_ns)
         self.held_ns = 0
         """Since when publishes wait (monotonic), 0 if they do not."""
 
     def set(self, lag_s: float) -> None:
-        self.lag_ns = self._pace.bound_ns = int(lag_s * _NS_PER_S)
+        self.lag_ns = self._pace.bound_ns = int(lag_s * NS_PER_S)
 
     def note_sync(self, *, force: bool = False) -> None:
         """Note how much of the log is synced."""
@@ -74,7 +74,7 @@ class ShipBound:
         """Return True if the oldest synced message that is not shipped is older than the bound."""
         return self.oldest_ns > 0 and now_ns - self.oldest_ns > self.lag_ns
 
-    def holds(self, messages: int) -> bool:
+    def is_reached(self, messages: int) -> bool:
         """Return True if publishes of so many messages must wait, however long they have waited."""
         now = time.monotonic_ns()
         lacks_offsets = self._reserve.lacks(messages)
@@ -103,7 +103,7 @@ class ShipBound:
 
     @property
     def is_alarm(self) -> bool:
-        return self.held_ns > 0 and time.monotonic_ns() - self.held_ns > ALARM_S * _NS_PER_S
+        return self.held_ns > 0 and time.monotonic_ns() - self.held_ns > ALARM_S * NS_PER_S
 
     def waiting(self, trouble: str, *, is_known: bool) -> str:
         """Return why publishes wait, or "". `trouble` is what the archive actor said last."""
@@ -113,9 +113,9 @@ class ShipBound:
         if not is_known:
             why = trouble or "the broker has no answer from the bucket"
             return f"publishing waits until the topic knows what the bucket has: {why}"
-        late_s = (time.monotonic_ns() - (self.oldest_ns or since)) / _NS_PER_S
+        late_s = (time.monotonic_ns() - (self.oldest_ns or since)) / NS_PER_S
         return (
             f"publishing waits, because the oldest message that the bucket does not have is "
-            f"{late_s:.1f} s old, and --bucket-lag is {self.lag_ns / _NS_PER_S:g} s"
+            f"{late_s:.1f} s old, and --bucket-lag is {self.lag_ns / NS_PER_S:g} s"
             + (f": {trouble}" if trouble else "")
         )

@@ -30,12 +30,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from ....storage.bucket.shipping.log_facts import first_unarchived, stored_ns
 from ....storage.bucket.shipping.tick_format import CHANGES_BYTES_MAX, TICK_BYTES
 from ....storage.row_changes import DELAYED, DELAYED_BEGIN, STATE, Change, encode_frames
 from ....transport.errors import E_BUCKET, E_FENCED, Refused
+from ....transport.units import NS_PER_S
 from ....transport.wire import protocol as p
 from ...storage.extension_point import ExtendedStorage
 from .archive_link import Answer, ArchiveLink
@@ -49,8 +50,6 @@ from .ship_bound import ShipBound, earliest
 from .sync_marks import SyncMarks
 
 log = logging.getLogger("zsq")
-
-_NS_PER_S: Final = 1_000_000_000
 
 
 @dataclass(slots=True)
@@ -188,7 +187,7 @@ class Shipping:
 
     def _pause(self, why: str) -> None:
         self._note(why)
-        self._retry_ns = time.monotonic_ns() + int(self._limits.pause_s * _NS_PER_S)
+        self._retry_ns = time.monotonic_ns() + int(self._limits.pause_s * NS_PER_S)
 
     def _begin_again(self, why: str) -> None:
         """Begin a new stream after a pause."""
@@ -589,7 +588,7 @@ class Shipping:
         self.push()
         return False
 
-    def holds(self, messages: int = 0) -> bool:
+    def publishes_must_wait(self, messages: int = 0) -> bool:
         """Return True if publishes must wait, because too much is not shipped.
 
         After the patience this returns False, and `check` refuses them.
@@ -597,7 +596,7 @@ class Shipping:
         if not self._is_bound:
             self._bound.release()
             return False
-        if self.is_fenced or not self._bound.holds(messages):
+        if self.is_fenced or not self._bound.is_reached(messages):
             return False
         if self.state is ShippingState.OPEN:
             self.push()
@@ -605,7 +604,7 @@ class Shipping:
 
     def may_move(self, messages: int) -> bool:
         """Return True if delayed messages may move to the log now."""
-        if self.holds(messages):
+        if self.publishes_must_wait(messages):
             return False
         try:
             self.check()
@@ -674,7 +673,7 @@ class Shipping:
         return {
             "shipping": self.state.value if self.shipped.is_caught_up else "catching up",
             "shipped_end": max(self.shipped.end, 0),
-            "ship_lag_s": round((now - oldest) / _NS_PER_S, 3) if oldest else 0.0,
+            "ship_lag_s": round((now - oldest) / NS_PER_S, 3) if oldest else 0.0,
         }
 
     def end(self) -> None:

@@ -24,6 +24,7 @@ from ....storage.errors import NotHere
 from ....storage.log.log_reader import OpenArchive
 from ....transport.errors import E_BUCKET, Refused
 from ....transport.settings import Retention
+from ....transport.units import NS_PER_S
 from ....transport.wire import protocol as p
 from ...settings.starts import StorageStart
 from ...storage.extension_point import Archived, ExtendedStorage, StorageExtension
@@ -38,7 +39,6 @@ NOT_SHIPPED: Final = (
 )
 LIMITS: Final = ShipLimits()
 STOP_S: Final = 3.0  # a stop waits this long for the bucket
-_NS_PER_S: Final = 1_000_000_000
 
 Action = Callable[[], object]
 
@@ -55,7 +55,7 @@ class TopicBucket(StorageExtension):
         archive = start.archive if start.ship_lag_s else ""
         self._lease = TopicLease(archive, host, self._lease_came)
         self._is_timed = False  # the timer of shipping runs
-        self._holds_repeats = False
+        self._repeats_wait = False
         # Confirmations of delayed messages that wait for the bucket, by their numbers, and those
         # that wait for the lease.
         self._unshipped: dict[int, Action] = {}
@@ -80,7 +80,7 @@ class TopicBucket(StorageExtension):
             is_urgent=self._waits_for_bucket, is_on=start.retention.archive == "on", limits=LIMITS,
         )  # fmt: skip
         storage.store.on_delayed_made = shipping.delayed_made
-        self._holds_repeats = True
+        self._repeats_wait = True
         shipping.then(self._release_repeats)
         return shipping
 
@@ -102,7 +102,7 @@ class TopicBucket(StorageExtension):
     def admits(self, messages: Callable[[], int]) -> bool:
         """Return False while too much is not in the bucket, or a standby may have taken over."""
         return self._shipping is None or not (
-            self._shipping.holds(messages()) or self._lease.holds_publishes()
+            self._shipping.publishes_must_wait(messages()) or self._lease.publishes_must_wait()
         )
 
     def may_move(self, messages: int) -> bool:
@@ -151,10 +151,10 @@ class TopicBucket(StorageExtension):
         return self.confirmed_end()
 
     def appends_must_wait(self) -> bool:
-        return not self._waits_for_bucket and self._lease.withholds()
+        return not self._waits_for_bucket and self._lease.is_over()
 
     def finishes_must_wait(self) -> bool:
-        return self._lease.withholds()
+        return self._lease.is_over()
 
     def repeats_must_wait(self) -> bool:
         """Return True while a block that is repeated must not be confirmed, although it is stored.
@@ -163,21 +163,21 @@ class TopicBucket(StorageExtension):
         then. Otherwise it is while the lease is over: a block that was stored and not confirmed
         before the process ended would be confirmed now.
         """
-        return self._holds_repeats if self._waits_for_bucket else self._lease.withholds()
+        return self._repeats_wait if self._waits_for_bucket else self._lease.is_over()
 
     def check_repeats(self) -> None:
         """Raise `Refused` if nothing was confirmed for so long that a standby may be primary."""
         self._lease.check()
 
     def _release_repeats(self) -> None:
-        self._holds_repeats = False
+        self._repeats_wait = False
 
     def when_confirmable(self, action: Action) -> None:
         if self._waits_for_bucket:
             self._numbers += 1
             self._unshipped[self._numbers] = action
             self.when_safe(partial(self._confirm_shipped, self._numbers))
-        elif self._unleased or self._lease.withholds():
+        elif self._unleased or self._lease.is_over():
             self._unleased.append(action)
         else:
             action()
@@ -189,7 +189,7 @@ class TopicBucket(StorageExtension):
 
     def _lease_came(self) -> None:
         """Confirm what waited while a standby might have taken over."""
-        if not self._lease.withholds():
+        if not self._lease.is_over():
             self._confirm_leased()
             self.storage.confirm_appends()
 
@@ -251,7 +251,7 @@ class TopicBucket(StorageExtension):
 
     def turn(self) -> None:
         # The lease ceases its timer when any caller finds that it holds again.
-        if self._unleased and not self._lease.withholds():
+        if self._unleased and not self._lease.is_over():
             self._confirm_leased()
         if self._shipping is not None and not self._is_timed and self._shipping.is_active:
             self._tick_shipping()
@@ -289,7 +289,7 @@ class TopicBucket(StorageExtension):
             self._stop_ns = self._stop_ns or now
             shipping.tick()
             shipping.push()
-            if now - self._stop_ns <= STOP_S * _NS_PER_S:
+            if now - self._stop_ns <= STOP_S * NS_PER_S:
                 return False
         self._is_settled = shipping is None or not shipping.is_active
         return True

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ....transport.errors import E_STANDBY, Refused
+from ....transport.units import NS_PER_S
 from ...primitives.boot_clock import boot_ns
 from ...runtime.actor import Actor
 from ..lease_cell import LeaseWatch, run_dir_of
@@ -22,7 +23,6 @@ from ..lease_cell import LeaseWatch, run_dir_of
 RETRY_MS: Final = 20.0
 # Publishes are refused when they have waited for so long.
 PATIENCE_S: Final = 5.0
-_NS_PER_S: Final = 1_000_000_000
 
 
 class TopicLease:
@@ -36,9 +36,9 @@ class TopicLease:
         self._timers = timers
         self._retry = retry
         self._retries = False
-        self._over_ns = 0  # since when this topic withholds answers
+        self._over_ns = 0  # since when the lease is over for this topic
 
-    def withholds(self) -> bool:
+    def is_over(self) -> bool:
         """Return True if nothing may be acknowledged now."""
         if not self.watch.is_over:
             if self._retries:
@@ -50,16 +50,16 @@ class TopicLease:
             self._timers.every(RETRY_MS, self._retry)
         return True
 
-    def holds_publishes(self) -> bool:
+    def publishes_must_wait(self) -> bool:
         """Return True if publishes must wait. After `PATIENCE_S`, `check` refuses them instead."""
-        return self.withholds() and not self._is_overdue()
+        return self.is_over() and not self._is_overdue()
 
     def _is_overdue(self) -> bool:
-        return self._retries and boot_ns() - self._over_ns > PATIENCE_S * _NS_PER_S
+        return self._retries and boot_ns() - self._over_ns > PATIENCE_S * NS_PER_S
 
     def check(self) -> None:
         """Raise `Refused` if publishes have waited too long."""
-        if self.withholds() and self._is_overdue():
+        if self.is_over() and self._is_overdue():
             raise Refused(
                 E_STANDBY,
                 "this broker does not reach the bucket, and its standby may have taken over: it "

@@ -23,15 +23,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ....transport.client.asyncio.aio import Admin
 from ....transport.errors import ZsqError
+from ....transport.nsq.lookup import Node
 from ...settings.options import HttpOptions, NsqOptions
-from .api.broker import BrokerClient, SharedStats
+from .api.broker import SharedStats
 from .api.config import Change, Config, settings
-from .api.lookup import LookupHandlers, LookupNode, Tombstones
+from .api.lookup import LookupHandlers, Tombstones
 from .api.manage import ManagementHandlers
 from .api.metrics import RequestMetrics
-from .api.publish import Publishing, TopicPublisher
-from .api.telling import Telling
+from .api.publish import GatheredPublisher, PublishHandlers
+from .api.reports import ReportHandlers
 from .console.console import Console
 from .messages.messages import MessagePaths
 from .web.authority import API, Handler, HttpAuthority
@@ -51,29 +53,12 @@ STREAMS: Final = frozenset({"/api/live", "/api/tail", "/api/download"})
 OTHER: Final = "other"  # the name of all unknown paths in metrics
 
 
-class RequestGuard:
-    """Checks each request before its handler runs.
-
-    It refuses requests without TLS if TLS is required, and requests that a browser sends for a page
-    of another site.
-    """
-
-    def __init__(self, origins: Origins, authority: HttpAuthority, tls_required: bool) -> None:
-        self._origins = origins
-        self._authority = authority
-        self._tls_required = tls_required
-
-    def refusal(self, scope: Scope) -> ApiError | None:
-        if self._tls_required and scope["scheme"] != "https":
-            # The port is 0 because the gateway has only one port, and that one is without TLS.
-            return ApiError(403, "TLS_REQUIRED", more={"https_port": 0})
-        return self._origins.refusal(scope, any_name=self._authority.everybody_shows_who_they_are)
-
-
 class Guard:
     """The outermost application, which keeps the limits and counts requests.
 
-    `paths` are the paths that metrics know. The last part of a path may be a parameter.
+    It refuses requests without TLS if TLS is required, and requests that a browser sends for a page
+    of another site. `paths` are the paths that metrics know. The last part of a path may be a
+    parameter.
     """
 
     def __init__(
@@ -82,12 +67,17 @@ class Guard:
         limiters: Limiters,
         counted: RequestMetrics,
         paths: tuple[str, ...],
-        doors: RequestGuard,
+        origins: Origins,
+        authority: HttpAuthority,
+        *,
+        tls_required: bool,
     ) -> None:
         self._app = app
         self._limits = limiters.limits
         self._limiters = limiters
-        self._doors = doors
+        self._origins = origins
+        self._authority = authority
+        self._tls_required = tls_required
         self._exact = {path: path for path in paths if "{" not in path}
         self._open = {path.partition("{")[0]: path for path in paths if "{" in path}
         self.metrics = counted
@@ -114,7 +104,7 @@ class Guard:
                 self.metrics.answered(self.known(scope["path"]), exchange.status, begun_ns)
 
     async def _answer(self, scope: Scope, exchange: Exchange) -> None:
-        refused = self._doors.refusal(scope)
+        refused = self._refusal(scope)
         try:
             if refused is None:
                 async with asyncio.timeout(
@@ -130,6 +120,12 @@ class Guard:
             refused = api_error("INTERNAL_ERROR")
         if refused is not None and not exchange.status:
             await refusal(refused)(scope, exchange.receive, exchange.send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        if self._tls_required and scope["scheme"] != "https":
+            # The port is 0 because the gateway has only one port, and that one is without TLS.
+            return ApiError(403, "TLS_REQUIRED", more={"https_port": 0})
+        return self._origins.refusal(scope, any_name=self._authority.everybody_shows_who_they_are)
 
     def known(self, path: str) -> str:
         matched = self._exact.get(path)
@@ -195,25 +191,10 @@ class Exchange:
             pass
 
 
-class AppParts:
-    """The parts of an application, for `make_app` and tests."""
-
-    def __init__(
-        self, broker: BrokerClient, publisher: TopicPublisher, node: LookupNode, limiters: Limiters
-    ) -> None:
-        self.stats = SharedStats(broker)
-        self.tombstones = Tombstones()
-        self.metrics = RequestMetrics()
-        self.publishing = Publishing(publisher, broker, limiters)
-        self.asked = QueryRequest(limiters)
-        self.management = ManagementHandlers(broker, self.asked, self.tombstones)
-        self.lookup = LookupHandlers(node, broker.topics, self.tombstones, self.asked)
-
-
 def make_app(
-    broker: BrokerClient,
-    publisher: TopicPublisher,
-    node: LookupNode,
+    broker: Admin,
+    publisher: GatheredPublisher,
+    node: Node,
     *,
     options: HttpOptions | None = None,
     limiters: Limiters | None = None,
@@ -232,12 +213,16 @@ def make_app(
     """
     authority = authority or HttpAuthority()
     limiters = limiters or Limiters(HttpLimits())
-    parts = AppParts(broker, publisher, node, limiters)
     options = options or HttpOptions()
-    told = options.nsq or NsqOptions()
-    config = Config(settings(node, limiters.limits, options, log_level), limiters, changes or {})
-    telling = Telling(parts.stats, node, told, parts.metrics, parts.asked)
-    table = paths(parts, telling, config)
+    nsq = options.nsq or NsqOptions()
+    metrics, query, tombstones = RequestMetrics(), QueryRequest(limiters), Tombstones()
+    table = paths(
+        PublishHandlers(publisher, broker, limiters),
+        ManagementHandlers(broker, query, tombstones),
+        LookupHandlers(node, broker.topics, tombstones, query),
+        ReportHandlers(SharedStats(broker), node, nsq, metrics, query),
+        Config(settings(node, limiters.limits, options, log_level), limiters, changes or {}),
+    )
     for more in (console, messages):
         table |= more.paths() if more is not None else {}
     for path, methods in table.items():
@@ -257,13 +242,20 @@ def make_app(
         },
     )
     starlette.router.redirect_slashes = False  # a redirect would contain the request's Host
-    doors = RequestGuard(origins or Origins(), authority, told.tls.required == "true")
-    return Guard(starlette, limiters, parts.metrics, tuple(table), doors)
+    return Guard(
+        starlette, limiters, metrics, tuple(table), origins or Origins(), authority,
+        tls_required=nsq.tls.required == "true",
+    )  # fmt: skip
 
 
-def paths(parts: AppParts, telling: Telling, config: Config) -> dict[str, dict[str, Handler]]:
+def paths(
+    publishing: PublishHandlers,
+    manage: ManagementHandlers,
+    lookup: LookupHandlers,
+    reports: ReportHandlers,
+    config: Config,
+) -> dict[str, dict[str, Handler]]:
     """Return the handlers by path and method."""
-    manage, publishing, lookup = parts.management, parts.publishing, parts.lookup
     post: dict[str, Handler] = {
         "/pub": publishing.pub,
         "/mpub": publishing.mpub,
@@ -280,12 +272,12 @@ def paths(parts: AppParts, telling: Telling, config: Config) -> dict[str, dict[s
         "/channel/unpause": manage.unpause_channel,
     }
     get: dict[str, Handler] = {
-        "/ping": telling.ping,
-        "/ready": telling.ready,
-        "/health": telling.health,
-        "/info": telling.info,
-        "/stats": telling.stats,
-        "/metrics": telling.metrics,
+        "/ping": reports.ping,
+        "/ready": reports.ready,
+        "/health": reports.health,
+        "/info": reports.info,
+        "/stats": reports.stats,
+        "/metrics": reports.metrics,
         "/lookup": lookup.lookup,
         "/topics": lookup.topics,
         "/channels": lookup.channels,

@@ -15,23 +15,23 @@ from typing import Any, Final
 
 from ....transport.client.asyncio.aio import Reader
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
-from ....transport.nsq.limits import NsqLimits
+from ....transport.nsq.lookup import Node
 from ....transport.wire.credentials import Credentials, read_key_file
 from ....transport.wire.protocol import ReloadHttpGateway
 from ....transport.wire.spread import check_named
 from ...runtime.actor import StartFailed
 from ...runtime.async_actor import FINISH_S, AsyncActor
-from ...runtime.listening import ALL_HOSTS, join_place, open_sockets, reason_of, split_place
+from ...runtime.listening import join_place, open_sockets, reason_of, split_place
 from ...security.access import AccessError
 from ...security.curve import load_rules
 from ...security.policy import AccessPolicy
 from ...settings.options import NsqOptions, SecurityOptions
-from ..acting import ActingAdmin, ActingProducer, FirstUse
-from ..cluster_asking import ASK_S, OtherAdmin
+from ..acting_clients import ActingAdmin, ActingProducer, FirstUse
+from ..cluster_survey import ASK_S, OtherAdmin
 from ..shared.auth import Authenticator, load_access
-from ..shared.publishing import Gatherer
+from ..shared.gatherer import Gatherer
+from ..shared.node import node_of
 from .api.config import Change
-from .api.lookup import LookupNode
 from .api.publish import GatheredPublisher
 from .app import make_app
 from .console.console import Console
@@ -83,52 +83,37 @@ def open_listeners(listen: str) -> list[socket.socket]:
 
 def first_tcp_port(listen: tuple[str, ...]) -> int:
     """Return the NSQ gateway's first TCP port, or -1 if it has only unix sockets."""
-    for one in listen:
-        port = one.rpartition(":")[2]
-        if not one.startswith("unix:") and port.isdecimal() and int(port):
+    for place in listen:
+        port = place.rpartition(":")[2]
+        if not place.startswith("unix:") and port.isdecimal() and int(port):
             return int(port)
     return -1
 
 
-def make_node(nsq: NsqOptions | None, host: str, port: int) -> LookupNode:
-    """Return this node as clients see it.
-
-    The broadcast address is the configured one, if there is one. Otherwise it is the address that
-    the gateway listens on, because the machine's name may resolve to another address. If the
-    gateway listens on all addresses, it is the machine's name, as in nsqd.
-    """
-    hostname = socket.gethostname()
-    told = nsq or NsqOptions()
-    everywhere = host in ALL_HOSTS
-    return LookupNode(
-        version=NsqLimits().version,
-        hostname=hostname,
-        broadcast_address=told.broadcast_address or (hostname if everywhere else host),
-        tcp_port=(told.broadcast_tcp_port or first_tcp_port(told.listen))
-        if nsq is not None
-        else -1,
-        http_port=told.broadcast_http_port or port,
-        topology_region=told.topology_region,
-        topology_zone=told.topology_zone,
-    )
+def make_node(nsq: NsqOptions | None, host: str, port: int) -> Node:
+    """Return this node as clients see it. A `tcp_port` of -1 means that NSQ's clients have none."""
+    options = nsq or NsqOptions(listen=())
+    return node_of(options, host, first_tcp_port(options.listen), port)
 
 
-def make_origins(node: LookupNode, told: tuple[str, ...]) -> Origins:
+def make_origins(node: Node, allowed_hosts: tuple[str, ...]) -> Origins:
     """Return the accepted names and origins.
 
     They include the machine's name and the first part of that name. Nobody can register this part
     as a domain.
     """
-    return Origins((node.hostname, node.hostname.partition(".")[0], node.broadcast_address), told)
+    return Origins(
+        (node.hostname, node.hostname.partition(".")[0], node.broadcast_address), allowed_hosts
+    )
 
 
 COUNTED_HEAD_BYTES: Final = 8  # the count and the first size in a body of `/mpub?binary=true`
 
 
-def http_limits(told: NsqOptions, message_bytes_max: int) -> HttpLimits:
+def http_limits(nsq: NsqOptions, message_bytes_max: int) -> HttpLimits:
     """Return the limits from nsqd's options and the broker's largest message."""
     return HttpLimits(
-        max_req_timeout_ms=told.max_req_timeout_ms,
+        max_req_timeout_ms=nsq.max_req_timeout_ms,
         max_msg_size=message_bytes_max,
         max_body_size=max(HttpLimits().max_body_size, message_bytes_max + COUNTED_HEAD_BYTES),
     )
@@ -150,8 +135,8 @@ def keys_for_others(security: SecurityOptions) -> Credentials | str:
 class HttpGateway(AsyncActor[HttpStart]):
     async def on_begin(self) -> dict[str, Any]:
         options = self.given.options
-        told = options.nsq or NsqOptions()
-        self._limits = http_limits(told, self.given.message_bytes_max)
+        nsq = options.nsq or NsqOptions()
+        self._limits = http_limits(nsq, self.given.message_bytes_max)
         access = load_access(self.given.security.access_file)
         policy = AccessPolicy(access) if access is not None else None
         limiters = Limiters(self._limits)
@@ -162,8 +147,10 @@ class HttpGateway(AsyncActor[HttpStart]):
         node = make_node(options.nsq, split_place(options.listen)[0], port)
         self._admin = ActingAdmin(url, timeout=ADMIN_S, via="http")
         self._publisher = GatheredPublisher(lambda: Gatherer(url, via="http"))
-        asked = told.auth_http_addresses
-        self._authenticator = Authenticator(asked, told.auth_http_method) if asked else None
+        auth_servers = nsq.auth_http_addresses
+        self._authenticator = (
+            Authenticator(auth_servers, nsq.auth_http_method) if auth_servers else None
+        )
         self._authority = HttpAuthority(self._authenticator, policy, FirstUse(self._admin.topics))
         doors = (
             # What is missing is shown in the answers. It need not be in the broker's log each time.
@@ -203,13 +190,13 @@ class HttpGateway(AsyncActor[HttpStart]):
         shown = f"{scheme}://{join_place(host, port)}"
         return {"places": [shown], "endpoint": shown}
 
-    def take_settings(self, told: ReloadHttpGateway) -> None:
+    def take_settings(self, order: ReloadHttpGateway) -> None:
         """Take new certificates and permissions, both or none."""
         try:
-            access = load_rules(told.access_file) if told.access_file else None
+            access = load_rules(order.access_file) if order.access_file else None
         except AccessError as error:
             raise UsageError(E_BAD_ARGUMENT, str(error)) from None
-        self._certificates.reload(told.cert, told.key)
+        self._certificates.reload(order.cert, order.key)
         self._authority.policy = AccessPolicy(access) if access is not None else None
 
     def _changes(self) -> Mapping[str, Change]:

@@ -25,7 +25,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Final, Protocol, TypeVar, cast
 
 from ....transport.nsq.backend import Authorized
@@ -33,12 +33,13 @@ from ....transport.nsq.identify import ClientIdentity, cut_string
 from ....transport.nsq.layers import Layer, LayerError, Layers
 from ....transport.nsq.limits import BYTES_BEFORE_AUTH_MAX, NsqLimits
 from ....transport.nsq.session import Session
-from ....transport.wire.protocol import Spread
 from ...runtime.listening import join_place
 from ...runtime.pulses import NsqClientReport
 from ...statistics.statistics import label_of
-from ..shared.publishing import Gatherer
+from ..shared.auth import Who
+from ..shared.gatherer import Gatherer
 from .intake import Intake
+from .local_parts import LocalParts
 from .permits import Permits
 from .subscription import Subscription
 
@@ -66,8 +67,9 @@ class Gateway(Protocol):
     title: str
     stopping: bool
     intake: Intake
+    local_parts: LocalParts
     permits: Permits
-    publishing: Gatherer
+    gatherer: Gatherer
     paused: dict[Connection, None]  # connections that read again when publishes are answered
 
     def admit(self, connection: Connection) -> bool: ...
@@ -75,8 +77,6 @@ class Gateway(Protocol):
     def forget(self, connection: Connection) -> None: ...
 
     def refuses(self, topic: str, channel: str) -> str: ...
-
-    def parts_here(self, spread: Spread) -> Collection[int] | None: ...
 
     def holds(self, but: Subscription, message_id: bytes) -> bool: ...
 
@@ -96,6 +96,7 @@ class Connection(asyncio.Protocol):
         self._bare = True  # True until a layer is added
         self.subscription: Subscription | None = None
         self.remote = self.remote_ip = self._label = ""
+        self._secret = ""  # of AUTH, to renew what the auth server has answered
         self.connected_s = int(time.time())
         self._handshake: Callable[[str], None] | None = None  # called when TLS is ready
         self._transport: asyncio.Transport | None = None
@@ -123,15 +124,15 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = own = cast("asyncio.Transport", transport)
-        own.set_write_buffer_limits(HIGH_WATER)
-        peer = own.get_extra_info("peername")
+        self._transport = tcp = cast("asyncio.Transport", transport)
+        tcp.set_write_buffer_limits(HIGH_WATER)
+        peer = tcp.get_extra_info("peername")
         self.remote = (
             join_place(str(peer[0]), peer[1]) if isinstance(peer, tuple) else str(peer or "unix")
         )
         self.remote_ip = str(peer[0]) if isinstance(peer, tuple) else ""
         if not self.gateway.admit(self):
-            own.abort()
+            tcp.abort()
             return
         self._on_time()
 
@@ -200,7 +201,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _free(self) -> bool:
-        return self.session.reading and not self._full and not self.gateway.publishing.full
+        return self.session.reading and not self._full and not self.gateway.gatherer.full
 
     @property
     def _full(self) -> bool:
@@ -291,7 +292,7 @@ class Connection(asyncio.Protocol):
 
     def _pause(self, pause: bool) -> None:
         assert self._transport is not None
-        if pause and (self.session.pending or self.gateway.publishing.full):
+        if pause and (self.session.pending or self.gateway.gatherer.full):
             self.gateway.paused[self] = None
         else:
             self.gateway.paused.pop(self, None)
@@ -411,7 +412,7 @@ class Connection(asyncio.Protocol):
             self.gateway.url, topic, channel, self._label, identity.msg_timeout_ms, self.gateway.limits.max_msg_timeout_ms,
             identity.sample_rate, self.session.on_messages, self._then_look(answer), self.session.on_refused, self._lost,
             {"user": self.session.authorized.identity if self.session.authorized else "", "from": self.remote_ip, "via": "nsq"},
-            self.gateway.parts_here,
+            self.gateway.local_parts.of,
         )  # fmt: skip
 
     def _lost(self, why: str) -> None:
@@ -441,27 +442,36 @@ class Connection(asyncio.Protocol):
     def authenticate(
         self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]
     ) -> None:
-        self.gateway.permits.authenticate(self, secret, self._then_look(answer))
+        who = self.who._replace(secret=secret.decode(errors="surrogateescape"))
+
+        def answered(state: Authorized | str) -> None:
+            if not isinstance(state, str):
+                self._secret = who.secret
+            answer(state)
+
+        self.gateway.permits.authenticate(who, self.remote, self._then_look(answered))
 
     def permitted(
         self, permission: str, topic: str, channel: str, answer: Callable[[str], None]
     ) -> None:
-        self.gateway.permits.permitted(self, permission, topic, channel, self._then_look(answer))
+        self.gateway.permits.permitted(
+            self.who, self.remote, permission, topic, channel, self._then_look(answer)
+        )
 
     def upgrade(
         self, layer: str, identity: ClientIdentity, rest: bytes, answer: Callable[[str], None]
     ) -> None:
         """Add a layer for all later input and output. Earlier output is sent without it."""
         self._flush()
-        made = self.gateway.new_layer(layer, identity)
+        added = self.gateway.new_layer(layer, identity)
         self._bare = False
-        self.layers.push(made)
+        self.layers.push(added)
         if layer == "tls":
             self._handshake = answer
         else:
             self._then_look(answer)("")
         if rest:
-            self._rest.appendleft((made, rest))
+            self._rest.appendleft((added, rest))
             self._rest_bytes += len(rest)
         self.look()
 
@@ -511,9 +521,11 @@ class Connection(asyncio.Protocol):
             transport.abort()
 
     @property
-    def ended(self) -> bool:
-        """True if the connection is closed or closing."""
-        return self._closing
+    def who(self) -> Who:
+        """The client as the auth server and the access file know it."""
+        tls = self.layers.tls
+        common_name = tls.common_name if tls is not None else ""
+        return Who(self.remote_ip, tls is not None, common_name, self._secret)
 
     def hung_up(self, *, gone: bool) -> None:
         """Note that the client stopped sending while nothing is read here.
@@ -532,7 +544,8 @@ class Connection(asyncio.Protocol):
         return int(sock.fileno()) if sock is not None else -1
 
     def fail(self, why: str) -> None:
-        self.gateway.intake.complain("the connection from %s is closed: %s", self.remote, why)
+        text = "nsq gateway: the connection from %s is closed: %s"
+        self.gateway.intake.complaints.add(text, self.remote, why)
         self.close()
 
     def statistics(self) -> NsqClientReport:

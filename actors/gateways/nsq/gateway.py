@@ -32,21 +32,22 @@ from ....transport.nsq.tls import server_context
 from ....transport.wire.protocol import Done, LookAtNames, ReloadNsqGateway, SetLookupds
 from ...runtime.actor import StartFailed
 from ...runtime.async_actor import AsyncActor
-from ...runtime.listening import ALL_HOSTS, open_sockets, reason_of, split_place
+from ...runtime.listening import open_sockets, reason_of, split_place
 from ...runtime.pulses import GatewayDetails
 from ...security.access import AccessError
 from ...security.curve import load_rules
 from ...security.policy import AccessPolicy
 from ...settings.options import NsqOptions, TlsOptions
-from ..acting import ActingAdmin, FirstUse
+from ..acting_clients import ActingAdmin, FirstUse
 from ..shared.auth import AccessAuthenticator, Authenticator, load_access
-from ..shared.publishing import Gatherer
+from ..shared.gatherer import Gatherer
+from ..shared.node import node_of
 from .connection import Connection
 from .extension import NsqStart
 from .intake import Intake
-from .parts_here import PartsHere
+from .local_parts import LocalParts
 from .permits import Permits
-from .registering import ASK_S, Discovery, Registrar
+from .registration import Discovery, Registrar
 from .subscription import Subscription
 
 log = logging.getLogger("zsq")
@@ -58,6 +59,7 @@ BACKLOG: Final = 1_024
 LINKS_MAX: Final = 4_000
 OWNERS_MAX: Final = 1_000
 MPUB_HEAD_BYTES: Final = 8  # the count and the first size in the body of an MPUB
+ASK_S: Final = 10.0
 DRAIN_S: Final = 2.0  # when the gateway stops, publishes have this time to be answered
 
 
@@ -117,16 +119,15 @@ class NsqGateway(AsyncActor[NsqStart]):
         self.paused: dict[Connection, None] = {}
         self.intake = Intake(self.loop, self.connections)
         self.accepted = self.turned_away = 0
-        self.publishing = Gatherer(self.url, self._on_answered, via="nsq")
+        self.gatherer = Gatherer(self.url, self._on_answered, via="nsq")
         self._tls = context_of(options.tls)
         self.permits = Permits(
             self._access or Authenticator(options.auth_http_addresses, options.auth_http_method),
-            self.intake.complain,
+            self.intake.complaints,
             FirstUse(self._asking.topics) if self._access is not None else None,
         )
         self.discovery: Discovery | None = None
-        self.parts = PartsHere(self._asking, self._subscriptions)
-        self.parts_here = self.parts.of
+        self.local_parts = LocalParts(self._asking, self._subscriptions)
         self._servers: list[asyncio.Server] = []
         self._paths: list[Path] = []
         self.obey(LookAtNames, self.look_at_names)
@@ -137,25 +138,10 @@ class NsqGateway(AsyncActor[NsqStart]):
         return {"places": places}
 
     def _node(self) -> Node:
-        """Return this node's addresses for nsqlookupd.
-
-        As in nsqd, the host is the configured address, else the address that the gateway listens
-        on, else the machine's name.
-        """
-        options = self.options
-        places = [one for one in options.listen if not one.startswith("unix:")]
+        """Return this node for nsqlookupd. Its host is that of the first TCP address."""
+        places = [place for place in self.options.listen if not place.startswith("unix:")]
         host, port = split_place(places[0]) if places else ("", 0)
-        everywhere = host in ALL_HOSTS
-        name = socket.gethostname()
-        return Node(
-            broadcast_address=options.broadcast_address or (name if everywhere else host),
-            tcp_port=options.broadcast_tcp_port or port,
-            http_port=options.broadcast_http_port or options.http_port,
-            hostname=name,
-            version=self.limits.version,
-            topology_region=options.topology_region,
-            topology_zone=options.topology_zone,
-        )
+        return node_of(self.options, host, port, self.options.http_port)
 
     async def _listen_at(self, place: str) -> str:
         try:
@@ -197,33 +183,33 @@ class NsqGateway(AsyncActor[NsqStart]):
         return True
 
     def forget(self, connection: Connection) -> None:
-        self.permits.forget(connection)
         self.connections.pop(connection, None)
         self.paused.pop(connection, None)
         self.intake.forget(connection)
 
     def _on_answered(self) -> None:
-        if self.paused and not self.publishing.full:
+        if self.paused and not self.gatherer.full:
             for connection in list(self.paused):
                 connection.look()
 
     def _subscriptions(self) -> list[Subscription]:
-        found = (one.subscription for one in self.connections)
-        return [one for one in found if one is not None]
+        subscriptions = (connection.subscription for connection in self.connections)
+        return [subscription for subscription in subscriptions if subscription is not None]
 
     def refuses(self, topic: str, channel: str) -> str:
         """Return the reason why no more consumers may subscribe to the channel, or ""."""
-        if sum(one.links for one in self._subscriptions()) >= LINKS_MAX:
+        if sum(subscription.links for subscription in self._subscriptions()) >= LINKS_MAX:
             return (
                 f"this gateway has {LINKS_MAX} links of consumers to channels already, which is "
                 "the limit"
             )
         most = self.limits.max_channel_consumers
         if most:
-            there = sum(
-                (one.topic, one.channel) == (topic, channel) for one in self._subscriptions()
+            consumers = sum(
+                (subscription.topic, subscription.channel) == (topic, channel)
+                for subscription in self._subscriptions()
             )
-            if there >= most:
+            if consumers >= most:
                 return f"consumers for {topic}:{channel} exceeds limit of {most}"
         return ""
 
@@ -233,7 +219,7 @@ class NsqGateway(AsyncActor[NsqStart]):
         Only the oldest OWNERS_MAX connections are checked.
         """
         place = but.topic, but.channel
-        others = (one.subscription for one in islice(self.connections, OWNERS_MAX))
+        others = (connection.subscription for connection in islice(self.connections, OWNERS_MAX))
         return any(
             other is not None
             and other is not but
@@ -252,16 +238,16 @@ class NsqGateway(AsyncActor[NsqStart]):
         self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]
     ) -> None:
         if self.discovery is None or self.discovery.knows(topic):
-            self.publishing.publish(topic, bodies, defer_ms, answer)
+            self.gatherer.publish(topic, bodies, defer_ms, answer)
         else:
             self.discovery.prepare(
-                topic, lambda: self.publishing.publish(topic, bodies, defer_ms, answer)
+                topic, lambda: self.gatherer.publish(topic, bodies, defer_ms, answer)
             )
 
     def look_at_names(self, message: LookAtNames) -> Done:
         if self.discovery is not None:
             self.discovery.look()
-        self.parts.look()
+        self.local_parts.look()
         return Done(message.request, {})
 
     # New settings
@@ -280,20 +266,26 @@ class NsqGateway(AsyncActor[NsqStart]):
         if self.discovery is not None:
             self.discovery.registrar.set_addresses(addresses)
         elif addresses:
-            self.discovery = Discovery(self.url, Registrar(addresses, self._node()))
+            admin = ActingAdmin(self.url, timeout=ASK_S, via="nsqlookupd")
+            self.discovery = Discovery(admin, Registrar(addresses, self._node()))
 
-    def take_settings(self, told: ReloadNsqGateway) -> None:
+    def take_settings(self, order: ReloadNsqGateway) -> None:
         """Take new settings for new connections, all of them or none.
 
         Consumers whose permission has ended are closed. Raises `UsageError` if the settings are
         invalid.
         """
         try:
-            access = load_rules(told.access_file) if self._access is not None else None
+            access = load_rules(order.access_file) if self._access is not None else None
         except AccessError as error:
             raise UsageError(E_BAD_ARGUMENT, str(error)) from None
         tls = TlsOptions(
-            told.cert, told.key, told.root_ca, told.client_auth, told.required, told.min_version
+            order.cert,
+            order.key,
+            order.root_ca,
+            order.client_auth,
+            order.required,
+            order.min_version,
         )
         self._tls = context_of(tls)
         self.options = replace(self.options, tls=tls)
@@ -303,33 +295,33 @@ class NsqGateway(AsyncActor[NsqStart]):
         self.limits = self._limits_now()
 
     def _close_forbidden(self) -> None:
-        for one in list(self.connections):
-            place = one.subscription
+        for connection in list(self.connections):
+            place = connection.subscription
             if place is not None and not self.permits.still_permitted(
-                one, "subscribe", place.topic, place.channel
+                connection.who, "subscribe", place.topic, place.channel
             ):
                 text = (
                     "%s: the connection from %s is closed: it is no longer permitted to "
                     "subscribe to %s/%s"
                 )
-                log.info(text, self.title, one.remote, place.topic, place.channel)
-                one.close()
+                log.info(text, self.title, connection.remote, place.topic, place.channel)
+                connection.close()
 
     # The end
 
     async def on_finish(self) -> None:
-        self.publishing.stop_waiting()
+        self.gatherer.stop_waiting()
         if self.discovery is not None:
             await self.discovery.close()
         for server in self._servers:
             server.close()
-        await self.publishing.finish(DRAIN_S)
+        await self.gatherer.finish(DRAIN_S)
         deadline = time.monotonic() + 1.0
         while self.connections and time.monotonic() < deadline:
             for connection in list(self.connections):  # also one that was accepted just now
                 connection.close()
             await asyncio.sleep(0.01)
-        await self.parts.close()
+        await self.local_parts.close()
         await self._asking.close()
         await self.permits.close()
         for path in self._paths:
@@ -342,7 +334,7 @@ class NsqGateway(AsyncActor[NsqStart]):
             "accepted": self.accepted,
             "turned_away": self.turned_away,
             **self.intake.statistics(),
-            **self.publishing.statistics(),
+            **self.gatherer.statistics(),
             "auth": self.permits.statistics(),
             "lookupds": self.discovery.statistics() if self.discovery is not None else [],
         }
@@ -351,9 +343,9 @@ class NsqGateway(AsyncActor[NsqStart]):
         """Return the rows of clients. Clients that have not published or subscribed have no row."""
         return {
             "clients": [
-                one.statistics()
-                for one in self.connections
-                if one.session.consumption.topic or one.session.published
+                connection.statistics()
+                for connection in self.connections
+                if connection.session.consumption.topic or connection.session.published
             ]
         }
 

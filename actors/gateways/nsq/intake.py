@@ -21,27 +21,23 @@ connections wait for the broker, and their bytes are freed without any client's 
 these sockets are checked once a second. If the client is gone, its input is dropped. A client that
 only stopped sending gets one heartbeat. If the client has closed its socket, the heartbeat fails
 and shows that it is gone.
-
-*Lines of the log.* Warnings about clients are limited to one in COMPLAINT_S.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import select
 import time
 from collections.abc import Collection
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-log = logging.getLogger("zsq")
+from ...security.complaints import Complaints
 
 # Time in each turn of the loop for new input, and as much for waiting input.
 TURN_NS: Final = 2_000_000
 HELD_BYTES_MAX: Final = 128 * 1024 * 1024
 STRANGERS_BYTES_MAX: Final = 64 * 1024 * 1024
 LOOK_S: Final = 1.0  # seconds between two checks for hang-ups
-COMPLAINT_S: Final = 10.0  # the fewest seconds between two warnings about clients
 
 
 class Heard(Protocol):
@@ -97,8 +93,7 @@ class Intake:
         self._planned = False
         self._began_ns = 0  # the start of reading in this turn of the loop, or 0 before it
         self._looking = False
-        self._complained_s = 0.0
-        self._complaints = 0
+        self.complaints = Complaints()
 
     # Time
 
@@ -210,16 +205,20 @@ class Intake:
         Stop reading if all connections together still hold too much.
         """
         slow = sorted(
-            (one for one in self._connections if one.held_bytes and one.waits_for_client),
-            key=lambda one: one.session.heard_ns,
+            (
+                connection
+                for connection in self._connections
+                if connection.held_bytes and connection.waits_for_client
+            ),
+            key=lambda connection: connection.session.heard_ns,
         )
-        theirs = sum(one.held_bytes for one in slow)
-        for one in slow:
+        theirs = sum(connection.held_bytes for connection in slow)
+        for connection in slow:
             if theirs <= HELD_BYTES_MAX // 2:
                 break
-            theirs -= one.held_bytes
+            theirs -= connection.held_bytes
             self._cut_off(
-                one,
+                connection,
                 (
                     f"all connections together hold more than {HELD_BYTES_MAX} bytes, and this one "
                     "has been slow for longest"
@@ -230,12 +229,14 @@ class Intake:
     def _fill(self, full: bool) -> None:
         if self.full != full:
             self.full = full
-            for one in list(self._connections):
-                one.look()
+            for connection in list(self._connections):
+                connection.look()
 
     def _cut_off(self, connection: Client, why: str) -> None:
         self.cut_off += 1
-        self.complain("the connection from %s is closed: %s", connection.remote, why)
+        self.complaints.add(
+            "nsq gateway: the connection from %s is closed: %s", connection.remote, why
+        )
         connection.abort()
 
     # Hang-ups
@@ -251,35 +252,17 @@ class Intake:
         """Check the sockets of connections that are not read, and report clients that hung up."""
         poll = select.poll()
         by_fd: dict[int, Client] = {}
-        for one in self.unread:
-            fd = one.fileno()
+        for connection in self.unread:
+            fd = connection.fileno()
             if fd >= 0:
-                by_fd[fd] = one
+                by_fd[fd] = connection
                 # `poll` always reports errors, even if no event is requested.
-                poll.register(fd, 0 if one.half_closed else select.POLLRDHUP)
+                poll.register(fd, 0 if connection.half_closed else select.POLLRDHUP)
         for fd, events in poll.poll(0) if by_fd else ():
             by_fd[fd].hung_up(gone=bool(events & (select.POLLERR | select.POLLHUP)))
         self._looking = bool(self.unread)
         if self._looking:
             self._loop.call_later(LOOK_S, self._look_for_hang_ups)
-
-    # Lines of the log
-
-    def complain(self, text: str, *values: Any) -> None:
-        """Log a warning about a client, at most one in COMPLAINT_S.
-
-        Otherwise strangers could fill the disk.
-        """
-        self._complaints += 1
-        now = time.monotonic()
-        if self._complained_s and now - self._complained_s < COMPLAINT_S:
-            return
-        others, self._complaints, self._complained_s = self._complaints - 1, 0, now
-        log.warning(
-            "nsq gateway: " + text + "%s",
-            *values,
-            f" ({others} more warnings were not logged)" if others else "",
-        )
 
     def statistics(self) -> dict[str, int]:
         return {

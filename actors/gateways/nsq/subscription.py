@@ -5,16 +5,17 @@ and `SUBSCRIPTION_TABLE`, at the end of this file, has the states.
 
 If the topic has parts, the consumer gets the messages of the parts at this broker. NSQ's clients
 connect to all brokers that have a part, as to several nsqds, so each message has one way to them.
-The engine has a subscription (a *leg*) for each of these parts, and `sharing.py` divides RDY among
-them. There may be none: then SUB is answered with OK, and nothing is delivered until a part comes.
+The engine has a subscription (a *leg*) for each of these parts, and `ready_shares.py` divides RDY
+among them. There may be none: then SUB is answered with OK, and nothing is delivered until a part
+comes.
 
 What happens:
 
 * SUB, and the broker answers that the topic has parts: each part here gets a leg. SUB is answered
   when all legs are open, or after `SUB_S` if one is.
-* RDY, a delivery, an answer, or a time that `sharing.py` sets: credits change, each by a Ready. A
-  credit that is lowered is followed by a Touch without a delivery. The channel answers it at once,
-  behind all deliveries that it has sent.
+* RDY, a delivery, an answer, or a time that `ready_shares.py` sets: credits change, each by a Ready.
+  A credit that is lowered is followed by a Touch without a delivery. The channel answers it at
+  once, behind all deliveries that it has sent.
 * A leg loses its link: its messages are forgotten. It opens again, with a credit of 0.
 * A minute has passed, or the topics of the broker have changed: the engine asks for the parts, and
   opens legs for new ones.
@@ -41,11 +42,11 @@ from ....transport.nsq.wire import encode_messages
 from ....transport.units import NS_PER_S
 from ....transport.wire.address import Address
 from ....transport.wire.protocol import Spread
-from ..acting import NOBODY
-from ..shared.publishing import SettledTurner
+from ..acting_clients import NOBODY
+from ..shared.gatherer import SettledTurner
 from .in_flight import InFlight
+from .ready_shares import ReadyShares
 from .reporting_session import ReportingSession
-from .sharing import Sharing
 
 _SWEEP_S: Final = 0.25
 # The longest time that a topic may take to start. Clients give up a silent connection after a
@@ -103,7 +104,7 @@ class Subscription:
         self.paused = False  # True while the client does not read
         self._hand, self._answer, self._refused, self._lost = hand, answer, refused, lost
         self._planned = False
-        self.sharing = Sharing()
+        self.shares = ReadyShares()
         # The credits that were lowered and are not confirmed yet, by the number of their part.
         self._lowered: dict[int, Confirm] = {}
         self._sharer: asyncio.TimerHandle | None = None
@@ -123,7 +124,7 @@ class Subscription:
     # From the client
 
     def set_ready(self, count: int) -> None:
-        self.sharing.set_ready(count)
+        self.shares.set_ready(count)
         self.session.set_ready(count)
         self._share()
         self._plan()
@@ -238,16 +239,12 @@ class Subscription:
             return
         sessions = {leg.session.part: leg.session for leg in self.engine.legs}
         for part, session in sessions.items():
-            if (
-                part is not None
-                and part not in self.sharing
-                and session.state is ConsumerState.OPEN
-            ):
-                self.sharing.join(part)
+            if part is not None and part not in self.shares and session.state is ConsumerState.OPEN:
+                self.shares.join(part)
         for part in [part for part, confirm in self._lowered.items() if confirm.done]:
             del self._lowered[part]
-            self.sharing.confirmed(part)
-        orders = self.sharing.plan(time.monotonic_ns())
+            self.shares.confirmed(part)
+        orders = self.shares.plan(time.monotonic_ns())
         for order in orders:
             session = cast("ReportingSession", sessions[order.part])
             if order.lowers:
@@ -259,17 +256,17 @@ class Subscription:
         if self._sharer is not None:
             self._sharer.cancel()
             self._sharer = None
-        if self.sharing.due_ns != FAR_NS:
-            wait_s = max(0.0, (self.sharing.due_ns - time.monotonic_ns()) / NS_PER_S)
+        if self.shares.due_ns != FAR_NS:
+            wait_s = max(0.0, (self.shares.due_ns - time.monotonic_ns()) / NS_PER_S)
             self._sharer = self.loop.call_later(wait_s, self._share)
 
     def _on_arrived(self, session: ConsumerSession, count: int) -> None:
         if session.part is not None:
-            self.sharing.delivered(session.part, count, time.monotonic_ns())
+            self.shares.delivered(session.part, count, time.monotonic_ns())
 
     def _on_gone(self, session: ConsumerSession, count: int) -> None:
         if session.part is not None:
-            self.sharing.answered(session.part, count, time.monotonic_ns())
+            self.shares.answered(session.part, count, time.monotonic_ns())
 
     def _void_part(self, session: ConsumerSession) -> None:
         """Forget the deliveries of a part, because their leases ended with its link."""
@@ -277,7 +274,7 @@ class Subscription:
         if part is None:
             return
         session.ready = 0  # the next link begins without a credit
-        self.sharing.leave(part)
+        self.shares.leave(part)
         self.messages.forget(session)
 
     # To the channel

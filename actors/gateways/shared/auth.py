@@ -39,8 +39,8 @@ from ...security.access import Access, AccessError
 from ...security.curve import load_rules
 from ...security.policy import NOBODY, AccessPolicy, Principal
 from ..limiter import Bound, Limiter
-from .asking import CONNECT_S, REQUEST_S, NotAnswered, Way, ask, parse_url
 from .auth_policy import granted
+from .http_client import CONNECT_S, REQUEST_S, NotAnswered, Way, ask, parse_url
 
 METHODS: Final = ("get", "post")
 SECRET_MAX: Final = 4096  # the most bytes of a secret, which is part of a URL
@@ -143,14 +143,14 @@ class Authenticator:
         It never waits, because it runs for each command.
         """
         for where in (self._known, self._denied):
-            found = where.get(who)
-            if found is None:
+            kept = where.get(who)
+            if kept is None:
                 continue
-            if self._clock() >= found[1]:
+            if self._clock() >= kept[1]:
                 self._forget(who)
                 return None
             where.move_to_end(who)
-            return found[0]
+            return kept[0]
         return None
 
     async def state(self, who: Who, *, fresh: bool = False) -> Principal:
@@ -173,12 +173,6 @@ class Authenticator:
             task.add_done_callback(lambda done: self._answered(who, fresh, done))
         # Cancelling one caller does not cancel the shared request.
         return granted(await asyncio.shield(task))
-
-    def forget(self) -> None:
-        """Forget all replies, for example after an administrator has revoked a secret."""
-        self._known.clear()
-        self._denied.clear()
-        self._authorizations = 0
 
     async def close(self) -> None:
         tasks = list(self._asking.values())
@@ -238,9 +232,9 @@ class Authenticator:
 
     def _forget(self, who: Who) -> None:
         self._denied.pop(who, None)
-        found = self._known.pop(who, None)
-        if found is not None:
-            self._authorizations -= found[0].permission_count
+        kept = self._known.pop(who, None)
+        if kept is not None:
+            self._authorizations -= kept[0].permission_count
 
 
 def load_access(path: str) -> Access | None:
@@ -266,11 +260,11 @@ class AccessAuthenticator:
         return (self.policy.by_token(who.secret) if who.secret else self.policy.anonymous) or NOBODY
 
     async def state(self, who: Who, *, fresh: bool = False) -> Principal:
-        found = self.policy.by_token(who.secret) if who.secret else None
-        if found is None:
+        principal = self.policy.by_token(who.secret) if who.secret else None
+        if principal is None:
             self._failed += 1
             raise AuthFailed("no user of the access file has this token")
-        return found
+        return principal
 
     async def close(self) -> None:
         pass

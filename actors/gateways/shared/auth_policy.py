@@ -37,7 +37,9 @@ def _reads(state: AuthState, topic: str, channel: str) -> bool:
 
     This needs a subscribe pattern that also matches the empty channel name, as `.*` does.
     """
-    return any(one.permits(SUBSCRIBE, topic, "") for one in state.authorizations)
+    return any(
+        authorization.permits(SUBSCRIBE, topic, "") for authorization in state.authorizations
+    )
 
 
 def _consumes(state: AuthState, topic: str, channel: str) -> bool:

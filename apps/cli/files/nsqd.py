@@ -15,8 +15,8 @@ from ..output import json_option, say, tell
 from ..progress import bar
 
 if TYPE_CHECKING:
-    from ...nsqd.exporting import NsqdExportReport
-    from ...nsqd.importing import ImportReport
+    from ...nsqd.nsqd_export import NsqdExportReport
+    from ...nsqd.nsqd_import import ImportReport
 
 _DATA_DIR = click.option(
     "--data-dir",
@@ -66,7 +66,7 @@ def import_nsqd(
     run finds that it was done, and does nothing. Data that cannot be read is named, with file and
     position; all other data is imported, and the exit code is 1.
     """
-    from ...nsqd.importing import import_nsqd as take_over
+    from ...nsqd.nsqd_import import import_nsqd as take_over
     from ..progress import bytes_below
     from .counted_files import CountedFiles
 
@@ -192,8 +192,8 @@ def export_nsqd(
 
     OUT_DIR must be new or empty. NSQ has no keys, tags or headers: they are left out, and counted.
     """
-    from ...nsqd.exporting import ExportOptions
-    from ...nsqd.exporting import export_nsqd as give_back
+    from ...nsqd.nsqd_export import ExportOptions
+    from ...nsqd.nsqd_export import export_nsqd as give_back
     from .counted_files import CountedFiles
 
     options = ExportOptions(

@@ -127,7 +127,7 @@ class ClusterLook:
             picture.take_cluster(task.result())
 
     def _ask(self) -> Report:
-        from ....actors.gateways.cluster_asking import by_overview
+        from ....actors.gateways.cluster_survey import by_overview
 
         return ask_cluster(self._url, self._timeout, by_overview)
 

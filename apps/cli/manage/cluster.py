@@ -13,8 +13,9 @@ from ..options import with_broker
 from ..output import json_option, say, tell, wide_console
 
 if TYPE_CHECKING:
-    from ....actors.gateways.cluster_asking import Look
+    from ....actors.gateways.cluster_survey import Look
     from ....actors.statistics.cluster import BrokerRow, PartRow, Report
+    from ....transport.client.asyncio.aio import Admin
 
 NO_VALUE: Final = ""
 
@@ -30,12 +31,11 @@ def cluster(as_json: bool, url: str, timeout: float) -> None:
     within 2 s is shown as away. If a standby follows a broker, the command that hands over is
     shown.
     """
-    from ....actors.gateways.cluster_asking import Asked
     from ....actors.statistics.cluster import Seen, seen_in_stats
 
     restricted = False
 
-    async def look(admin: Asked) -> Seen:
+    async def look(admin: Admin) -> Seen:
         nonlocal restricted
         stats = await admin.stats()
         restricted = restricted or "disk" not in stats
@@ -64,11 +64,11 @@ def ask_cluster(url: str, timeout: float, look: Look) -> Report:
 
 
 async def _ask_cluster(url: str, timeout: float, look: Look) -> Report:
-    from ....actors.gateways.cluster_asking import ClusterAsking, open_other
+    from ....actors.gateways.cluster_survey import ClusterSurvey, open_other
     from ....transport.client.asyncio.aio import Admin
 
     async with Admin(url, timeout=timeout) as admin:
-        asking = ClusterAsking(admin, partial(open_other, admin), look, fresh=True)
+        asking = ClusterSurvey(admin, partial(open_other, admin), look, fresh=True)
         try:
             return await asking.report()
         finally:

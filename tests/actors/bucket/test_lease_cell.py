@@ -15,16 +15,16 @@ from zsq.actors.bucket.lease_cell import OVER, LeaseCell
 def test_without_a_lease_everything_holds(tmp_path: Path) -> None:
     cell = LeaseCell(str(tmp_path), make=True)
     assert cell.until_ns == 0
-    assert cell.holds(1 << 62)
+    assert cell.is_valid(1 << 62)
 
 
 def test_a_lease_ends(tmp_path: Path) -> None:
     cell = LeaseCell(str(tmp_path), make=True)
     cell.write(100)
-    assert cell.holds(99)
-    assert not cell.holds(100)
+    assert cell.is_valid(99)
+    assert not cell.is_valid(100)
     cell.write(OVER)
-    assert not cell.holds(OVER)
+    assert not cell.is_valid(OVER)
 
 
 def test_another_process_sees_it_at_once_and_a_successor_finds_it(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import zmq
 
 from zsq.actors.gateways import zeromq as gateway
 from zsq.actors.gateways.questions import Questions
-from zsq.actors.gateways.zeromq import PushRoute, StageOwners, Unread, ZeroMqGateway
+from zsq.actors.gateways.stage_owners import StageOwners
+from zsq.actors.gateways.unread import Unread
+from zsq.actors.gateways.zeromq import PushRoute, ZeroMqGateway
 from zsq.actors.security.curve import CurveAuthentication
 from zsq.actors.settings import options
 from zsq.actors.settings.options import SecurityOptions

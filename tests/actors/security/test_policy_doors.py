@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from starlette.requests import Request
@@ -18,10 +17,11 @@ from zsq.actors.gateways.http.web.permissions import PATHS
 from zsq.actors.gateways.http.web.responses import ApiError
 from zsq.actors.gateways.nsq.permissions import COMMANDS
 from zsq.actors.gateways.nsq.permits import Permits
-from zsq.actors.gateways.shared.auth import AccessAuthenticator
+from zsq.actors.gateways.shared.auth import AccessAuthenticator, Who
 from zsq.actors.gateways.shared.auth_policy import LOOKING, granted
 from zsq.actors.gateways.zeromq import ALLOWED as KINDS
 from zsq.actors.security.access import Access, token_hash
+from zsq.actors.security.complaints import Complaints
 from zsq.actors.security.policy import (
     EVERYBODY,
     LINKS,
@@ -286,7 +286,6 @@ def test_each_request_to_the_supervisor_needs_its_action() -> None:
 def test_each_nsq_command_is_permitted_only_with_its_permission(permission: str) -> None:
     action = COMMANDS[permission]
     channel = "c" if action is Action.CONSUME else ""
-    connection = cast("Any", SimpleNamespace(remote_ip="", layers=SimpleNamespace(tls=None)))
     for secret, principal, may in (
         ("a", allowed_by_file(action), True),
         ("a", refused_by_file(action), False),
@@ -294,14 +293,14 @@ def test_each_nsq_command_is_permitted_only_with_its_permission(permission: str)
         ("", allowed_by_file(action), False),
     ):
         assert isinstance(principal.policy, AccessPolicy)
-        permits = Permits(AccessAuthenticator(principal.policy), lambda *_: None)
-        permits._secrets = cast("Any", SimpleNamespace(get=lambda *_, secret=secret: secret))
+        permits = Permits(AccessAuthenticator(principal.policy), Complaints())
+        who = Who("", False, "", secret)
         said: list[str] = []
-        permits.permitted(connection, permission, "t", channel, said.append)
-        permits.permitted(connection, permission, "t", "" if channel else "c", said.append)
-        permits.permitted(connection, "admin", "t", channel, said.append)
+        permits.permitted(who, "", permission, "t", channel, said.append)
+        permits.permitted(who, "", permission, "t", "" if channel else "c", said.append)
+        permits.permitted(who, "", "admin", "t", channel, said.append)
         assert said == ["" if may else "not permitted", "not permitted", "not permitted"]
-        assert permits.still_permitted(connection, permission, "t", channel) == may
+        assert permits.still_permitted(who, permission, "t", channel) == may
 
 
 # HTTP

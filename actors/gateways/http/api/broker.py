@@ -1,4 +1,4 @@
-"""Broker client of the HTTP API, and statistics that simultaneous requests share.
+"""Statistics that simultaneous requests share.
 
 While a request for statistics is running, its reply may lack changes that a new caller has already
 seen. So a new caller gets the next reply, and all waiting callers share it. At any time at most one
@@ -10,45 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Coroutine, Mapping
-from typing import Any, Protocol
+from collections.abc import Coroutine
+from typing import Any
 
+from .....transport.client.asyncio.aio import Admin
 from .....transport.reports import BrokerStats
 
 
-class StatsClient(Protocol):
-    """The part of `aio.Admin` that statistics need."""
-
-    async def stats(
-        self, topic: str | None = None, channel: str | None = None, *, partial: bool = False
-    ) -> BrokerStats: ...
-
-
-class BrokerClient(StatsClient, Protocol):
-    """The part of `aio.Admin` that the HTTP API uses, so that tests can replace it.
-
-    All methods raise `ZsqError`.
-    """
-
-    async def create_topic(self, name: str) -> object: ...
-
-    async def create_channel(self, topic: str, channel: str) -> object: ...
-
-    async def delete_topic(self, name: str, force: bool = False) -> object: ...
-
-    async def delete_channel(self, topic: str, channel: str, force: bool = False) -> object: ...
-
-    async def pause(self, topic: str, channel: str | None = None) -> object: ...
-
-    async def unpause(self, topic: str, channel: str | None = None) -> object: ...
-
-    async def empty(self, topic: str, channel: str | None = None) -> object: ...
-
-    async def topics(self) -> Mapping[str, Collection[str]]: ...
-
-
 class SharedStats:
-    def __init__(self, broker: StatsClient) -> None:
+    def __init__(self, broker: Admin) -> None:
         self._broker = broker
         self._now: dict[str, asyncio.Task[BrokerStats]] = {}
         self._next: dict[str, asyncio.Task[BrokerStats]] = {}

@@ -19,16 +19,15 @@ from starlette.responses import Response
 
 from .....transport.nsq.layers import snappy_is_here
 from .....transport.nsq.limits import NsqLimits
+from .....transport.nsq.lookup import Node
+from .....transport.units import NS_PER_MS, NS_PER_S
 from ....settings.options import HttpOptions, NsqOptions
-from ...shared.asking import CONNECT_S, REQUEST_S
+from ...shared.http_client import CONNECT_S, REQUEST_S
 from ..web.body import QueryRequest, share_of
 from ..web.limits import HttpLimits
 from ..web.places import Limiters
 from ..web.responses import answer, api_error, text
-from .lookup import LookupNode
 
-_MS: Final = 1_000_000
-_S: Final = 1_000_000_000
 # The numbers of TLS versions, as Go has them.
 _TLS_VERSIONS: Final = {"tls1.0": 0x301, "tls1.1": 0x302, "tls1.2": 0x303, "tls1.3": 0x304}
 # The names of log levels, with the numbers that nsqd has for them.
@@ -48,7 +47,7 @@ Option = str | int | list[str]
 
 
 def settings(
-    node: LookupNode, limits: HttpLimits, options: HttpOptions, log_level: str
+    node: Node, limits: HttpLimits, options: HttpOptions, log_level: str
 ) -> dict[str, Option]:
     """Return the values of all options, by nsqd's names."""
     nsq, plain = options.nsq or NsqOptions(listen=()), NsqLimits()
@@ -60,25 +59,25 @@ def settings(
         "broadcast_tcp_port": nsq.broadcast_tcp_port,
         "deflate": nsq.deflate,
         "http_address": "" if options.tls_cert else options.listen,
-        "http_client_connect_timeout": int(CONNECT_S * _S),
-        "http_client_request_timeout": int(REQUEST_S * _S),
+        "http_client_connect_timeout": int(CONNECT_S * NS_PER_S),
+        "http_client_request_timeout": int(REQUEST_S * NS_PER_S),
         "https_address": options.listen if options.tls_cert else "",
         "log_level": LOG_LEVELS.get(log_level, LOG_LEVELS["info"]),
         "mem_queue_size": 0,  # ZSQ has no queue in memory
         "max_body_size": limits.max_body_size,
         "max_channel_consumers": nsq.max_channel_consumers,
         "max_deflate_level": nsq.max_deflate_level,
-        "max_heartbeat_interval": nsq.max_heartbeat_interval_ms * _MS,
+        "max_heartbeat_interval": nsq.max_heartbeat_interval_ms * NS_PER_MS,
         "max_msg_size": limits.max_msg_size,
-        "max_msg_timeout": nsq.max_msg_timeout_ms * _MS,
+        "max_msg_timeout": nsq.max_msg_timeout_ms * NS_PER_MS,
         "max_output_buffer_size": nsq.max_output_buffer_size,
-        "max_output_buffer_timeout": nsq.max_output_buffer_timeout_ms * _MS,
+        "max_output_buffer_timeout": nsq.max_output_buffer_timeout_ms * NS_PER_MS,
         "max_rdy_count": nsq.max_rdy_count,
-        "max_req_timeout": limits.max_req_timeout_ms * _MS,
-        "min_output_buffer_timeout": plain.min_output_buffer_timeout_ms * _MS,
-        "msg_timeout": nsq.msg_timeout_ms * _MS,
+        "max_req_timeout": limits.max_req_timeout_ms * NS_PER_MS,
+        "min_output_buffer_timeout": plain.min_output_buffer_timeout_ms * NS_PER_MS,
+        "msg_timeout": nsq.msg_timeout_ms * NS_PER_MS,
         "nsqlookupd_tcp_addresses": list(nsq.lookupd_tcp_addresses),
-        "output_buffer_timeout": plain.output_buffer_timeout_ms * _MS,
+        "output_buffer_timeout": plain.output_buffer_timeout_ms * NS_PER_MS,
         "snappy": nsq.snappy and snappy_is_here(),
         "statsd_address": "",  # ZSQ does not use statsd
         "statsd_prefix": "",
@@ -130,11 +129,11 @@ class Config:
     ) -> None:
         self._settings = settings
         self._limiters = limiters
-        self._asked = QueryRequest(limiters)
+        self._query = QueryRequest(limiters)
         self._changes = changes
 
     async def get(self, request: Request) -> Response:
-        await self._asked(request)
+        await self._query(request)
         return self._tell(request.path_params["option"])
 
     async def put(self, request: Request) -> Response:

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Final, TypedDict
+from dataclasses import asdict
+from typing import Final, TypedDict, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .....transport.nsq.lookup import by_topic
+from .....transport.nsq.lookup import Node, by_topic
 from .....transport.wire.actions import Action
+from ....runtime.listening import join_place
 from ....security.policy import Principal
 from ..web.authority import principal_of
 from ..web.body import QueryRequest, legal
@@ -41,44 +42,6 @@ class LookupPeer(TypedDict):
     version: str
     topology_zone: str
     topology_region: str
-
-
-@dataclass(frozen=True, slots=True)
-class LookupNode:
-    """This node as clients see it.
-
-    As in nsqd, a port of -1 means that there is no port, or a unix socket.
-    """
-
-    version: str
-    hostname: str
-    broadcast_address: str
-    tcp_port: int
-    http_port: int
-    topology_region: str = ""
-    topology_zone: str = ""
-
-    @property
-    def name(self) -> str:
-        """The node's name in nsqadmin."""
-        host = (
-            f"[{self.broadcast_address}]"
-            if ":" in self.broadcast_address
-            else self.broadcast_address
-        )
-        return f"{host}:{self.http_port}"
-
-    def peer(self) -> LookupPeer:
-        return {
-            "remote_address": f"{self.broadcast_address}:{self.tcp_port}",
-            "hostname": self.hostname,
-            "broadcast_address": self.broadcast_address,
-            "tcp_port": self.tcp_port,
-            "http_port": self.http_port,
-            "version": self.version,
-            "topology_zone": self.topology_zone,
-            "topology_region": self.topology_region,
-        }
 
 
 class Tombstones:
@@ -116,18 +79,18 @@ class LookupHandlers:
 
     def __init__(
         self,
-        node: LookupNode,
+        node: Node,
         names: Callable[[], Awaitable[Names]],
         tombstones: Tombstones,
-        asked: QueryRequest,
+        query: QueryRequest,
     ) -> None:
         self._node = node
         self._names = names
         self._tombstones = tombstones
-        self._asked = asked
+        self._query = query
 
     async def lookup(self, request: Request) -> Response:
-        topic = (await self._asked(request)).existing_topic()
+        topic = (await self._query(request)).existing_topic()
         channels = await self._channels_of(topic)
         if channels is None:
             raise api_error("TOPIC_NOT_FOUND")
@@ -140,17 +103,17 @@ class LookupHandlers:
 
     async def channels(self, request: Request) -> Response:
         """Return a topic's channels. As in nsqlookupd, a topic that does not exist has none."""
-        topic = (await self._asked(request)).get("topic")
+        topic = (await self._query(request)).get("topic")
         if topic is None:
             raise api_error("MISSING_ARG_TOPIC")
         return answer({"channels": await self._channels_of(topic) or []})
 
     async def topics(self, request: Request) -> Response:
-        await self._asked(request)
+        await self._query(request)
         return answer({"topics": await self._topics(principal_of(request))})
 
     async def nodes(self, request: Request) -> Response:
-        await self._asked(request)
+        await self._query(request)
         topics = await self._topics(principal_of(request))
         rows = [
             {
@@ -163,19 +126,23 @@ class LookupHandlers:
         return answer({"producers": rows})
 
     async def tombstone(self, request: Request) -> Response:
-        parameters = await self._asked(request)
+        parameters = await self._query(request)
         topic = parameters.get("topic")
         if topic is None:
             raise api_error("MISSING_ARG_TOPIC")
         node = parameters.get("node")
         if node is None:
             raise api_error("MISSING_ARG_NODE")
-        if node == self._node.name and await self._channels_of(topic) is not None:
+        name = join_place(self._node.broadcast_address, self._node.http_port)  # as in nsqadmin
+        if node == name and await self._channels_of(topic) is not None:
             self._tombstones.add(topic)
         return nothing()
 
     def _producers(self) -> list[LookupPeer]:
-        return [self._node.peer()] if self._node.tcp_port > 0 else []
+        node = self._node
+        remote_address = f"{node.broadcast_address}:{node.tcp_port}"
+        peer = cast("LookupPeer", {"remote_address": remote_address, **asdict(node)})
+        return [peer] if node.tcp_port > 0 else []
 
     async def _topics(self, principal: Principal) -> list[str]:
         names = sorted(by_topic(await self._names()))

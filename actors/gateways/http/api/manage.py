@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .....transport.client.asyncio.aio import Admin
 from .....transport.errors import NotFound
 from ..web.body import QueryRequest
 from ..web.responses import ApiError, api_error, nothing
-from .broker import BrokerClient
 from .lookup import Tombstones
 
 Command = Callable[..., Awaitable[object]]
@@ -24,17 +24,17 @@ Command = Callable[..., Awaitable[object]]
 class ManagementHandlers:
     """The handlers of /topic/... and /channel/..., except /topic/tombstone."""
 
-    def __init__(self, broker: BrokerClient, asked: QueryRequest, tombstones: Tombstones) -> None:
+    def __init__(self, broker: Admin, query: QueryRequest, tombstones: Tombstones) -> None:
         self._broker = broker
-        self._asked = asked
+        self._query = query
         self._tombstones = tombstones
 
     async def create_topic(self, request: Request) -> Response:
-        await self._broker.create_topic((await self._asked(request)).topic())
+        await self._broker.create_topic((await self._query(request)).topic())
         return nothing()
 
     async def delete_topic(self, request: Request) -> Response:
-        topic = (await self._asked(request)).existing_topic()
+        topic = (await self._query(request)).existing_topic()
         try:
             await self._broker.delete_topic(topic, force=True)
         except NotFound:
@@ -43,21 +43,21 @@ class ManagementHandlers:
         return nothing()
 
     async def empty_topic(self, request: Request) -> Response:
-        topic = (await self._asked(request)).topic()
+        topic = (await self._query(request)).topic()
         return await self._of_topic(self._broker.empty, topic)
 
     async def pause_topic(self, request: Request) -> Response:
         return await self._of_topic(
-            self._broker.pause, (await self._asked(request)).existing_topic()
+            self._broker.pause, (await self._query(request)).existing_topic()
         )
 
     async def unpause_topic(self, request: Request) -> Response:
         return await self._of_topic(
-            self._broker.unpause, (await self._asked(request)).existing_topic()
+            self._broker.unpause, (await self._query(request)).existing_topic()
         )
 
     async def create_channel(self, request: Request) -> Response:
-        topic, channel = (await self._asked(request)).topic_and_channel()
+        topic, channel = (await self._query(request)).topic_and_channel()
         try:
             # As in nsqd, the topic must exist. The broker's `create_channel` would create it.
             await self._broker.stats(topic)
@@ -67,7 +67,7 @@ class ManagementHandlers:
         return nothing()
 
     async def delete_channel(self, request: Request) -> Response:
-        topic, channel = (await self._asked(request)).topic_and_channel()
+        topic, channel = (await self._query(request)).topic_and_channel()
         try:
             await self._broker.delete_channel(topic, channel, force=True)
         except NotFound:
@@ -91,7 +91,7 @@ class ManagementHandlers:
         return nothing()
 
     async def _of_channel(self, command: Command, request: Request) -> Response:
-        topic, channel = (await self._asked(request)).topic_and_channel()
+        topic, channel = (await self._query(request)).topic_and_channel()
         try:
             await command(topic, channel)
         except NotFound:

@@ -1,8 +1,7 @@
 """Handlers of /pub and /mpub, and their publisher: simultaneous requests share a block.
 
-The handlers use `TopicPublisher`. `GatheredPublisher` implements it with the NSQ gateway's
-`Gatherer`. A single request does not wait for others. A hundred simultaneous requests need one
-append and one sync.
+`GatheredPublisher` uses the NSQ gateway's `Gatherer`. A single request does not wait for others.
+A hundred simultaneous requests need one append and one sync.
 
 A `Gatherer` has a lane for each topic. Clients choose the names, so after LANES_MAX different
 topics a new `Gatherer` takes over, and the old one ends after its last answer.
@@ -12,29 +11,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .....transport.client.asyncio.aio import Admin
 from .....transport.errors import from_wire
-from ...shared.publishing import Gatherer
+from ...shared.gatherer import Gatherer
 from ..web.body import Parameters, announced, counted, lines, share_of
 from ..web.places import Limiters
 from ..web.responses import api_error, text
-from .broker import BrokerClient
 
 LANES_MAX: Final = 512
 END_S: Final = 35.0  # the time limit for ending a publisher; a publish has a shorter one
-
-
-class TopicPublisher(Protocol):
-    """The publisher that the handlers need.
-
-    `publish` returns when the messages are durable. It needs at least one body. Raises `ZsqError`.
-    """
-
-    async def publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int) -> None: ...
 
 
 class GatheredPublisher:
@@ -53,6 +43,7 @@ class GatheredPublisher:
         self._ends: set[asyncio.Task[None]] = set()
 
     async def publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int) -> None:
+        """Publish at least one message. Return when all are durable. Raises `ZsqError`."""
         answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def answer(why: str) -> None:
@@ -101,10 +92,10 @@ class GatheredPublisher:
             await asyncio.wait(set(self._ends))
 
 
-class Publishing:
+class PublishHandlers:
     """The handlers of /pub and /mpub."""
 
-    def __init__(self, publisher: TopicPublisher, broker: BrokerClient, limiters: Limiters) -> None:
+    def __init__(self, publisher: GatheredPublisher, broker: Admin, limiters: Limiters) -> None:
         self._publisher = publisher
         self._broker = broker
         self._limits = limiters.limits

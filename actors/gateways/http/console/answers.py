@@ -10,7 +10,8 @@ import base64
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 
 from starlette.requests import Request
@@ -20,10 +21,11 @@ from .....transport.client.core.message import StoredMessage, id_of
 from .....transport.client.core.peeking import Peek, Peeked
 from .....transport.errors import E_BAD_ARGUMENT, UsageError
 from .....transport.names import part_of
+from .....transport.units import NS_PER_MS
 from .....transport.wire.answers import DelayedRow, ScheduleRow
 from .....transport.wire.codec import HeaderValue
 from ..web.body import BodyShare, JsonObject, Parameters, share_of
-from ..web.places import Limiters
+from ..web.places import Limiters, Stream
 from ..web.responses import ApiError, api_error
 
 HEADERS: Final = {
@@ -32,12 +34,26 @@ HEADERS: Final = {
     "referrer-policy": "no-referrer",
 }
 JSON: Final = "application/json; charset=utf-8"
+EVENTS: Final = "text/event-stream"
 OPTIONS_BYTES_MAX: Final = 128 * 1024
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 
 def answer(data: Any) -> Response:
     return Response(json.dumps(data, separators=(",", ":")).encode(), 200, HEADERS, media_type=JSON)
+
+
+def event(kind: str, data: Any) -> bytes:
+    """Return a server-sent event."""
+    return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+def event_stream(request: Request, place: ExitStack, events: AsyncIterator[bytes]) -> Response:
+    """Return a stream of events, which takes over `place`. HEAD gets only its head."""
+    headers = {**HEADERS, "x-accel-buffering": "no"}
+    if request.method == "HEAD":  # otherwise a stream without a reader would never end
+        return Response(b"", 200, headers, media_type=EVENTS)
+    return Stream(place, events, headers, EVENTS)
 
 
 def bad(text: str) -> ApiError:
@@ -87,7 +103,6 @@ ALL_BYTES_MAX: Final = 4 * 1024 * 1024  # the most bytes of bodies in one reply
 KEY_BYTES_MAX: Final = 4096
 # Control characters except tab and line ends.
 _NO_TEXT: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_MS: Final = 1_000_000
 PUBLISHED_MAX: Final = 10_000  # the most messages that one request may publish
 _PUBLISHED: Final = frozenset(
     {
@@ -210,7 +225,7 @@ def message(stored: StoredMessage, node: int, room: Room) -> ShownMessage:
     return {
         "offset": stored.offset,
         "id": id_of(stored.offset, node, None if part is None else part[1]),
-        "time_ms": stored.timestamp_ns // _MS,
+        "time_ms": stored.timestamp_ns // NS_PER_MS,
         "time_ns": str(stored.timestamp_ns),
         "size": len(stored.body),
         "key": None if stored.key is None else told(stored.key, KEY_BYTES_MAX),
@@ -247,7 +262,7 @@ def _held(peeked: Peeked, node: int, room: Room) -> ShownHeld:
         "consumer": peeked.consumer,
         "held_s": round(peeked.held_s, 3),
         "left_s": round(peeked.left_s, 3),
-        "due_ms": peeked.due_ns // _MS,
+        "due_ms": peeked.due_ns // NS_PER_MS,
         "blocks": peeked.blocks,
         "error": peeked.error,
         "message": None if peeked.message is None else message(peeked.message, node, room),
@@ -259,7 +274,7 @@ def delayed(rows: Sequence[DelayedRow]) -> list[ShownDelayed]:
     return [
         {
             "key": row["key"],
-            "due_ms": row["due_ns"] // _MS,
+            "due_ms": row["due_ns"] // NS_PER_MS,
             "size": row["size"],
             "body": _beginning(bytes(row["body"]), row["size"]),
             "tag": row["tag"].decode(errors="replace")
@@ -279,7 +294,7 @@ def schedules(rows: Sequence[ScheduleRow], may: Mapping[str, str]) -> dict[str, 
     for row in rows:
         shown: dict[str, object] = {**row, "may": may[row["topic"]]}
         for name in ("next_due", "last_due"):
-            shown[f"{name}_ms"] = cast("int", shown.pop(f"{name}_ns")) // _MS
+            shown[f"{name}_ms"] = cast("int", shown.pop(f"{name}_ns")) // NS_PER_MS
         shown_rows.append(shown)
     return {"schedules": shown_rows}
 

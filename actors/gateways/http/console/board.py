@@ -18,11 +18,11 @@ from functools import partial
 from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 
 from .....transport.reports import AlarmReceiver, RaisedAlarm
+from .....transport.units import NS_PER_MS
 from .....transport.wire.actions import Action
 from .....transport.wire.answers import OverviewAlarms, OverviewAnswer, OverviewRow
 from ....security.policy import Principal
 
-_MS: Final = 1_000_000
 # After this time without a pulse, a rate becomes 0, because idle actors send pulses rarely. If two
 # pulses are further apart, their rate is computed for this time only, or for the time between two
 # overviews if that is longer.
@@ -91,11 +91,11 @@ Convert = Callable[[Any], Any]
 
 def _oldest(time_ns: int) -> int | None:
     """Return a time in ms, 0 if no message waits, or None if it is not known."""
-    return None if time_ns == UNKNOWN else time_ns // _MS
+    return None if time_ns == UNKNOWN else time_ns // NS_PER_MS
 
 
 def _latency(ns: int) -> float | None:
-    return round(ns / _MS, 3 if ns < 10 * _MS else 1) if ns else None
+    return round(ns / NS_PER_MS, 3 if ns < 10 * NS_PER_MS else 1) if ns else None
 
 
 def _known(number: float) -> float | None:
@@ -104,7 +104,8 @@ def _known(number: float) -> float | None:
 
 # Fields of the overview that are renamed or converted for pages. Fields with None are left out.
 _OTHERWISE: Final[dict[str, tuple[str, Convert] | None]] = {
-    "oldest_ns": ("oldest_ms", _oldest), "delayed_next_due_ns": ("delayed_next_ms", lambda ns: ns // _MS), "drain_s": ("drain_s", _known),
+    "oldest_ns": ("oldest_ms", _oldest), "delayed_next_due_ns": ("delayed_next_ms", lambda ns: ns // NS_PER_MS),
+    "drain_s": ("drain_s", _known),
     "dead_letters": ("dead_letters", _known),
     "p50_ns": ("p50_ms", _latency), "p95_ns": ("p95_ms", _latency), "p99_ns": ("p99_ms", _latency),
     "pulsed_ms": None, "in_rate": None, "in_bytes_rate": None, "out_rate": None,
@@ -300,7 +301,7 @@ def _silence(row: RaisedAlarm) -> Mapping[str, object]:
     silence = row.get("silence")
     if silence is None:
         return {}
-    times = {"at_ms": silence["at_ns"] // _MS, "until_ms": silence["until_ns"] // _MS}
+    times = {"at_ms": silence["at_ns"] // NS_PER_MS, "until_ms": silence["until_ns"] // NS_PER_MS}
     return {"silence": {"by": silence["by"], **times}}
 
 
@@ -344,12 +345,12 @@ class BoardView(NamedTuple):
             receivers["receivers"] = list(alarms["receivers"])
         return {
             "now": [
-                _without_ns({**row, "raised_ms": row["raised_ns"] // _MS, **_silence(row)})
+                _without_ns({**row, "raised_ms": row["raised_ns"] // NS_PER_MS, **_silence(row)})
                 for row in alarms["now"]
                 if see(row["topic"])
             ],
             "recent": [
-                _without_ns({**row, "time_ms": row["time_ns"] // _MS})
+                _without_ns({**row, "time_ms": row["time_ns"] // NS_PER_MS})
                 for row in alarms["recent"]
                 if see(row["topic"])
             ],

@@ -99,10 +99,10 @@ def _join(
             f"{above[-1] if above else 'the page'} imports {name}, which does not exist"
         )
 
-    def imported(found: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[2]))
+    def imported(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), match[2]))
         return (
-            f"const {{{found[1].replace(' as ', ': ')}}} = "
+            f"const {{{match[1].replace(' as ', ': ')}}} = "
             f"{_join(target, sources, (*above, name), done, parts)};"
         )
 

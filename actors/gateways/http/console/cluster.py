@@ -15,20 +15,20 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .....transport.client.asyncio.aio import Admin
 from .....transport.wire.actions import Action
 from ....security.policy import UNWELL, Principal
 from ....statistics.cluster import BrokerRow, Report
-from ...cluster_asking import Closable, ClusterAsking
+from ...cluster_survey import ClusterSurvey
 from ..web.authority import principal_of
 from ..web.responses import ApiError, api_error
 from .answers import answer, parameters_of
-from .source import BrokerData
 
 CACHE_S: Final = 2.0
-OpenAdmin = Callable[[str], Closable]
+OpenAdmin = Callable[[str], Admin]
 
 
-def no_admin(url: str) -> Closable:
+def no_admin(url: str) -> Admin:
     raise AssertionError(f"this console cannot ask {url}")
 
 
@@ -37,11 +37,11 @@ class ClusterPage:
 
     def __init__(
         self,
-        source: BrokerData,
+        source: Admin,
         open_admin: OpenAdmin,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._asking = ClusterAsking(source, open_admin)
+        self._asking = ClusterSurvey(source, open_admin)
         self._now = now
         self._report: Report | None = None
         self._made_s = 0.0

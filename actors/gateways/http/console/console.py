@@ -9,40 +9,36 @@ The gateway keeps no missed changes for it (board.py).
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .....transport.client.asyncio.aio import Admin, Producer, Reader
 from ..api.broker import SharedStats
-from ..web.authority import Rights, rights_of
+from ..web.authority import Handler, Rights, rights_of
 from ..web.body import Parameters
-from ..web.places import Limiters, Stream, holder_of
+from ..web.places import Limiters, holder_of
 from ..web.responses import ApiError
-from .answers import HEADERS
+from .action_handlers import ActionHandlers
+from .answers import event, event_stream
 from .board import BoardView
 from .cluster import ClusterPage, OpenAdmin, no_admin
-from .doing import BackgroundJobs, Doing
 from .files import ConsoleFiles
-from .reading import ReadHandlers
+from .read_handlers import ReadHandlers
+from .redrive_jobs import RedriveJobs
 from .sampler import Sampler
-from .source import BrokerData, Open, OpenProducer
 
 STREAM_S: Final = 600.0
 KEEP_S: Final = 15.0
 
 
-def event(kind: str, data: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-
-
 class Live:
     """The handler of /api/live. A stream ends when permissions change, and its page reconnects."""
 
-    def __init__(self, sampler: Sampler, jobs: BackgroundJobs, limiters: Limiters) -> None:
+    def __init__(self, sampler: Sampler, jobs: RedriveJobs, limiters: Limiters) -> None:
         self._sampler = sampler
         self._jobs = jobs
         self._views = limiters.live_views
@@ -56,10 +52,7 @@ class Live:
             board = await self._sampler.fresh(topic)
             if topic and topic not in board.topics:
                 raise ApiError(404, f"E_NOT_FOUND topic {topic!r} does not exist")
-            headers = {**HEADERS, "x-accel-buffering": "no"}
-            if request.method == "HEAD":  # otherwise a stream without a reader would never end
-                return Response(b"", 200, headers, media_type="text/event-stream")
-            return Stream(place, self._events(view, rights), headers, "text/event-stream")
+            return event_stream(request, place, self._events(view, rights))
 
     async def _events(self, view: BoardView, rights: Rights) -> AsyncIterator[bytes]:
         sampler, board = self._sampler, self._sampler.board
@@ -99,9 +92,6 @@ class Live:
         return events
 
 
-Handler = Callable[[Request], Awaitable[Response]]
-
-
 class Console:
     """The console of a gateway.
 
@@ -111,9 +101,9 @@ class Console:
 
     def __init__(
         self,
-        source: BrokerData,
-        open_reader: Open,
-        open_producer: OpenProducer,
+        source: Admin,
+        open_reader: Callable[[str], Reader],
+        open_producer: Callable[[], Producer],
         url: str,
         limiters: Limiters,
         folder: str = "",
@@ -121,15 +111,15 @@ class Console:
     ) -> None:
         stats = SharedStats(source)
         self.sampler = Sampler(source)
-        self.jobs = BackgroundJobs(url, stats, source, limiters.redrives)
+        self.jobs = RedriveJobs(url, stats, source, limiters.redrives)
         self.files = ConsoleFiles(folder)
         self.jobs.changed = self.sampler.stir
         self.live = Live(self.sampler, self.jobs, limiters)
         self._cluster = ClusterPage(source, open_admin)
-        self._reading = ReadHandlers(
+        self._reads = ReadHandlers(
             source, open_reader, stats, self.sampler, self.jobs, self.node, limiters.looks
         )
-        self._doing = Doing(
+        self._actions = ActionHandlers(
             source,
             open_reader,
             open_producer,
@@ -146,32 +136,32 @@ class Console:
         return int((await self.sampler.fresh()).broker["node"])
 
     def paths(self) -> dict[str, dict[str, Handler]]:
-        reading = self._reading
+        reads = self._reads
         get: dict[str, Handler] = {
-            "/api/overview": reading.overview,
+            "/api/overview": reads.overview,
             "/api/live": self.live.live,
-            "/api/history": reading.history,
-            "/api/histories": reading.histories,
-            "/api/topic": reading.topic,
-            "/api/channel": reading.channel,
-            "/api/chunks": reading.chunks,
-            "/api/alarms": reading.alarms,
-            "/api/jobs": reading.jobs,
-            "/api/schedules": reading.schedules,
+            "/api/history": reads.history,
+            "/api/histories": reads.histories,
+            "/api/topic": reads.topic,
+            "/api/channel": reads.channel,
+            "/api/chunks": reads.chunks,
+            "/api/alarms": reads.alarms,
+            "/api/jobs": reads.jobs,
+            "/api/schedules": reads.schedules,
             "/api/cluster": self._cluster.answer,
-            "/api/processes": reading.processes,
-            "/api/audit": reading.audit,
-            "/api/peek": reading.peek,
-            "/api/messages": reading.messages,
-            "/api/body": reading.body,
-            "/api/dead-letters": reading.dead_letters,
-            "/api/delayed": reading.delayed,
-            "/api/preview": self._doing.preview,
+            "/api/processes": reads.processes,
+            "/api/audit": reads.audit,
+            "/api/peek": reads.peek,
+            "/api/messages": reads.messages,
+            "/api/body": reads.body,
+            "/api/dead-letters": reads.dead_letters,
+            "/api/delayed": reads.delayed,
+            "/api/preview": self._actions.preview,
         }
         if self.files:
             get |= {"/": self.files.index, "/console/{name:path}": self.files.named}
         table = {path: {"GET": handler} for path, handler in get.items()}
-        return table | {path: {"POST": handler} for path, handler in self._doing.table().items()}
+        return table | {path: {"POST": handler} for path, handler in self._actions.table().items()}
 
     def start(self) -> None:
         """Start the sampler in the running event loop."""

@@ -63,12 +63,12 @@ def settings_module() -> str:
         "default",
     )
     tables = {"CHANNEL": CHANNEL, "TOPIC": TOPIC}
-    told: dict[str, object] = {
-        name: [{one: getattr(row, one) for one in columns} for row in rows]
+    values: dict[str, object] = {
+        name: [{column: getattr(row, column) for column in columns} for row in rows]
         for name, rows in tables.items()
     }
-    told["SYNC_MODES"] = SYNC_MODES
-    lines = [f"export const {name} = {json.dumps(value)};\n" for name, value in told.items()]
+    values["SYNC_MODES"] = SYNC_MODES
+    lines = [f"export const {name} = {json.dumps(value)};\n" for name, value in values.items()]
     return "// Made from transport/settings.py.\n" + "".join(lines)
 
 
@@ -127,8 +127,8 @@ class ConsoleFiles:
                 error,
             )
             return
-        for name, made in ((INDEX, page), (SCRIPT, script), (STYLE, sheet)):
-            self._add(name, made.encode())
+        for name, content in ((INDEX, page), (SCRIPT, script), (STYLE, sheet)):
+            self._add(name, content.encode())
 
     def __bool__(self) -> bool:
         return INDEX in self._files
@@ -144,19 +144,19 @@ class ConsoleFiles:
         return self._answer(request, request.path_params["name"])
 
     def _answer(self, request: Request, name: str) -> Response:
-        found = self._files.get(name)
-        if found is None:
+        file = self._files.get(name)
+        if file is None:
             raise api_error("NOT_FOUND")
-        headers = {**HEADERS, "etag": found.etag, "vary": "accept-encoding"}
-        if found.etag in [
+        headers = {**HEADERS, "etag": file.etag, "vary": "accept-encoding"}
+        if file.etag in [
             tag.strip().removeprefix("W/")
             for tag in request.headers.get("if-none-match", "").split(",")
         ]:
             return Response(b"", 304, headers)
-        body = found.body
-        if found.packed and "gzip" in [
-            one.partition(";")[0].strip()
-            for one in request.headers.get("accept-encoding", "").split(",")
+        body = file.body
+        if file.packed and "gzip" in [
+            coding.partition(";")[0].strip()
+            for coding in request.headers.get("accept-encoding", "").split(",")
         ]:
-            body, headers["content-encoding"] = found.packed, "gzip"
-        return Response(body, 200, headers, media_type=found.kind)
+            body, headers["content-encoding"] = file.packed, "gzip"
+        return Response(body, 200, headers, media_type=file.kind)

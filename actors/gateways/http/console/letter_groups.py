@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from typing import Final, NamedTuple, Protocol, TypedDict
+from typing import Final, NamedTuple, TypedDict
 
+from .....transport.units import NS_PER_MS
 from .....transport.wire.codec import HeaderValue
 from .....transport.wire.dead_letter import CHANNEL, ERROR, REASON, TIME, TOPIC
 
 ERROR_CHARS: Final = 200  # the most characters of an error
 GROUPS_MAX: Final = 200  # the most groups in an answer
 _NUMBER: Final = re.compile(r"\d+")
-_MS: Final = 1_000_000
 
 
 class LetterKind(NamedTuple):
@@ -32,16 +32,6 @@ class LetterKind(NamedTuple):
     @property
     def id(self) -> str:
         return blake2b("\n".join(self).encode(), digest_size=8).hexdigest()
-
-
-class DeadLetter(Protocol):
-    """The part of a stored message that says how it died."""
-
-    @property
-    def timestamp_ns(self) -> int: ...
-
-    @property
-    def headers(self) -> dict[str, HeaderValue]: ...
 
 
 class ShownGroup(TypedDict):
@@ -67,13 +57,13 @@ def kind_of(headers: Mapping[str, HeaderValue]) -> LetterKind:
     )
 
 
-def letter_groups(letters: Iterable[DeadLetter]) -> list[ShownGroup]:
-    """Return the groups, the largest first."""
+def letter_groups(letters: Iterable[tuple[Mapping[str, HeaderValue], int]]) -> list[ShownGroup]:
+    """Group letters, given as headers and the time of the message in ns. The largest group is first."""
     groups: dict[LetterKind, list[int]] = {}
-    for letter in letters:
-        died_ns = letter.headers.get(TIME)
-        died_ms = (died_ns if type(died_ns) is int else letter.timestamp_ns) // _MS
-        groups.setdefault(kind_of(letter.headers), []).append(died_ms)
+    for headers, timestamp_ns in letters:
+        died_ns = headers.get(TIME)
+        died_ms = (died_ns if type(died_ns) is int else timestamp_ns) // NS_PER_MS
+        groups.setdefault(kind_of(headers), []).append(died_ms)
     rows = sorted(groups.items(), key=lambda row: (-len(row[1]), row[0]))
     return [
         {

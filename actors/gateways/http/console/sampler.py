@@ -12,10 +12,11 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, Protocol
+from typing import Final
 
+from .....transport.client.asyncio.aio import Admin
 from .....transport.errors import E_CLOSING, E_TIMEOUT, Refused, ZsqError
-from .....transport.wire.answers import OverviewAlarms, OverviewAnswer
+from .....transport.wire.answers import OverviewAlarms
 from .board import Board
 from .history import History
 
@@ -34,16 +35,10 @@ LOST_S: Final = 15.0  # after this time without a reply, the values are unknown
 PATIENCE_S: Final = 10.0
 
 
-class Glancing(Protocol):
-    async def overview(
-        self, since: int = 0, *, processes: bool = False, alarms: bool = False
-    ) -> OverviewAnswer: ...
-
-
 class Sampler:
     """The sampler of a console. `run` is started as a task and ends after `close`."""
 
-    def __init__(self, broker: Glancing) -> None:
+    def __init__(self, broker: Admin) -> None:
         self._broker = broker
         self.board = Board()
         self.history = History()

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from ..console.source import Open
+from collections.abc import Callable
+
+from .....transport.client.asyncio.aio import Reader
 from ..web.authority import Handler
 from ..web.places import Limiters
-from .searching import Node, Searching
-from .tailing import Tailing
+from .search_handlers import Node, SearchHandlers
+from .tail_handlers import TailHandlers
 
 
 class MessagePaths:
     """The handlers of these paths. `node` returns the number of the broker's node, for ids."""
 
-    def __init__(self, open_reader: Open, node: Node, limiters: Limiters) -> None:
-        self.searching = Searching(open_reader, node, limiters)
-        self.tailing = Tailing(open_reader, node, limiters)
+    def __init__(
+        self, open_reader: Callable[[str], Reader], node: Node, limiters: Limiters
+    ) -> None:
+        self.search = SearchHandlers(open_reader, node, limiters)
+        self.tail = TailHandlers(open_reader, node, limiters)
 
     def paths(self) -> dict[str, dict[str, Handler]]:
         return {
-            "/api/search": {"GET": self.searching.search},
-            "/api/download": {"GET": self.searching.download},
-            "/api/tail": {"GET": self.tailing.tail},
+            "/api/search": {"GET": self.search.search},
+            "/api/download": {"GET": self.search.download},
+            "/api/tail": {"GET": self.tail.tail},
         }
 
     def close(self) -> None:
-        self.tailing.close()
+        self.tail.close()

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Final
 
+from .....transport.client.asyncio.aio import Reader
 from .....transport.client.core.message import (
     Fetched,
     Missing,
@@ -20,7 +21,6 @@ from .....transport.client.core.message import (
     missing_in,
 )
 from .....transport.client.core.message_search import PAUSE, SearchConditions, Undecoded, matches
-from ..console.source import TopicReader
 
 READ_BYTES: Final = 1024 * 1024
 SLICE_S: Final = 0.001
@@ -40,7 +40,7 @@ class MessageScan:
 
     def __init__(
         self,
-        reader: TopicReader,
+        reader: Reader,
         topic: str,
         first: int,
         end: int,

@@ -11,8 +11,6 @@ listed there does not start. Permissions are checked before the body is read.
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -22,6 +20,7 @@ from starlette.responses import Response
 from .....transport.errors import E_FORBIDDEN, Refused
 from .....transport.wire.actions import Action
 from ....security.access import ANONYMOUS
+from ....security.complaints import Complaints
 from ....security.policy import (
     EVERYBODY,
     NOBODY,
@@ -29,7 +28,7 @@ from ....security.policy import (
     AccessPolicy,
     Principal,
 )
-from ...acting import ACTING, FirstUse
+from ...acting_clients import ACTING, FirstUse
 from ...shared.auth import Authenticator, AuthFailed, Who
 from ...shared.auth_policy import LOOKING
 from .body import Parameters, legal
@@ -37,13 +36,9 @@ from .permissions import Actions
 from .places import place_of
 from .responses import ApiError, api_error
 
-log = logging.getLogger("zsq")
-
 Handler = Callable[[Request], Awaitable[Response]]
 # ZSQ's own paths begin with this. Their names must be valid and given only once.
 API: Final = "/api/"
-# The fewest seconds between two warnings about refused requests, which could fill the disk.
-WARNINGS_S: Final = 10.0
 _RIGHTS: Final = "zsq.rights"
 
 
@@ -93,8 +88,7 @@ class HttpAuthority:
         self._first_use = first_use
         self._authenticator = authenticator
         self.policy = policy
-        self._warned_s = 0.0
-        self._refused = 0
+        self._complaints = Complaints()
 
     @property
     def everybody_shows_who_they_are(self) -> bool:
@@ -186,19 +180,9 @@ class HttpAuthority:
             raise api_error("AUTH_FAILED") from None
 
     def _warn(self, request: Request, why: str) -> None:
-        self._refused += 1
-        if time.monotonic() - self._warned_s < WARNINGS_S:
-            return
-        self._warned_s, count, self._refused = time.monotonic(), self._refused, 0
-        more = f" ({count - 1} more refused requests were not logged)" if count > 1 else ""
-        log.warning(
-            "%s %s from %s refused: %s%s",
-            request.method,
-            repr(request.scope["path"][:100]),
-            _remote(request),
-            why,
-            more,
-        )
+        path = repr(request.scope["path"][:100])
+        text = "%s %s from %s refused: %s"
+        self._complaints.add(text, request.method, path, _remote(request), why)
 
 
 def check(actions: Actions, principal: Principal, request: Request) -> None:

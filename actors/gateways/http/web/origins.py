@@ -56,14 +56,14 @@ def is_address(host: str) -> bool:
 class Origins:
     """The names and origins from which requests are accepted.
 
-    `names` are the broker's names besides addresses and localhost. `told` are the operator's names,
-    with or without a port. Pages from these are accepted too, whatever name a proxy uses.
+    `names` are the broker's names besides addresses and localhost. `allowed` are the operator's
+    names, with or without a port. Pages from these are accepted too, whatever name a proxy uses.
     """
 
-    def __init__(self, names: Iterable[str] = (), told: Iterable[str] = ()) -> None:
-        self._told = frozenset(name.strip().lower() for name in told)
+    def __init__(self, names: Iterable[str] = (), allowed: Iterable[str] = ()) -> None:
+        self._allowed = frozenset(name.strip().lower() for name in allowed)
         self.names = frozenset(
-            {host_of(name) for name in (*names, *self._told)} | {"localhost"}
+            {host_of(name) for name in (*names, *self._allowed)} | {"localhost"}
         ) - {""}
 
     def knows(self, host: str) -> bool:
@@ -121,4 +121,4 @@ class Origins:
             return False
         if not parts.netloc or (secure and parts.scheme != "https"):
             return False
-        return parts.netloc == place.strip().lower() or parts.netloc in self._told
+        return parts.netloc == place.strip().lower() or parts.netloc in self._allowed

@@ -80,7 +80,7 @@ def test_nothing_is_acknowledged_between_the_first_tick_with_a_lease_and_its_not
     assert find_chain(cast("Any", world.bucket)).numbers, "a standby may see its lease"
     assert world.cell.until_ns == OVER
     assert world.control.deliver()
-    assert world.cell.holds(boot_ns())
+    assert world.cell.is_valid(boot_ns())
 
 
 # Answers

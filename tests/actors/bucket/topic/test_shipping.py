@@ -619,22 +619,22 @@ def test_a_waiter_is_not_called_before_a_commit_that_a_full_piece_leaves_out(
 def test_publishes_wait_at_the_bound_and_are_refused_after_the_patience(topic: ShipTopic) -> None:
     topic.start()
     topic.publish()
-    assert not topic.shipping.holds(1)
+    assert not topic.shipping.publishes_must_wait(1)
     topic.pass_time(0.99)
-    assert not topic.shipping.holds(1)
+    assert not topic.shipping.publishes_must_wait(1)
     topic.pass_time(0.02)
-    assert topic.shipping.holds(1)
+    assert topic.shipping.publishes_must_wait(1)
     topic.shipping.check()
     topic.pass_time(ShipLimits().patience_s - 0.1)
-    assert topic.shipping.holds(1)
+    assert topic.shipping.publishes_must_wait(1)
     topic.pass_time(0.2)
-    assert not topic.shipping.holds(1)
+    assert not topic.shipping.publishes_must_wait(1)
     with pytest.raises(Refused, match="publishing waits") as caught:
         topic.shipping.check()
     assert caught.value.code == E_BUCKET
     assert topic.shipping.alarms()
     topic.ship()
-    assert not topic.shipping.holds(1)
+    assert not topic.shipping.publishes_must_wait(1)
     topic.shipping.check()
     assert not topic.shipping.alarms()
 
@@ -643,27 +643,33 @@ def test_delayed_messages_count_for_the_bound_too(topic: ShipTopic) -> None:
     topic.start()
     topic.delay()
     topic.pass_time(0.5)
-    assert not topic.shipping.holds(1)
+    assert not topic.shipping.publishes_must_wait(1)
     topic.pass_time(0.6)
-    assert topic.shipping.holds(1)
+    assert topic.shipping.publishes_must_wait(1)
     topic.settle()
-    assert not topic.shipping.holds(1)
+    assert not topic.shipping.publishes_must_wait(1)
 
 
 def test_finishes_do_not_count_for_the_bound(topic: ShipTopic) -> None:
     topic.start()
     topic.commit()
     topic.pass_time(5)
-    assert not topic.shipping.holds(1)
+    assert not topic.shipping.publishes_must_wait(1)
 
 
 def test_publishes_wait_at_the_reserved_offsets(topic: ShipTopic) -> None:
     topic.start()
     assert topic.shipping.reserve.end >= SHIP_RESERVE
-    assert not topic.shipping.holds(topic.shipping.reserve.end - topic.harness.log.end)
-    assert topic.shipping.holds(topic.shipping.reserve.end - topic.harness.log.end + 1)
+    assert not topic.shipping.publishes_must_wait(
+        topic.shipping.reserve.end - topic.harness.log.end
+    )
+    assert topic.shipping.publishes_must_wait(
+        topic.shipping.reserve.end - topic.harness.log.end + 1
+    )
     assert topic.ship(), "more offsets are reserved at once"
-    assert not topic.shipping.holds(topic.shipping.reserve.end - topic.harness.log.end)
+    assert not topic.shipping.publishes_must_wait(
+        topic.shipping.reserve.end - topic.harness.log.end
+    )
 
 
 def test_what_an_earlier_process_stored_does_not_count_for_the_next_reservation(
@@ -733,7 +739,7 @@ def test_delayed_messages_do_not_move_when_publishes_are_refused(topic: ShipTopi
     assert topic.shipping.may_move(10)
     assert not topic.shipping.may_move(beyond)
     topic.now[0] += int((ShipLimits().patience_s + 1) * NS)
-    assert not topic.shipping.holds(beyond)
+    assert not topic.shipping.publishes_must_wait(beyond)
     assert not topic.shipping.may_move(beyond)
 
 
@@ -742,12 +748,12 @@ def test_an_old_topic_is_not_held_before_it_was_caught_up(topic: ShipTopic) -> N
     topic.begin()
     topic.open()
     topic.pass_time(100)
-    assert not topic.shipping.holds(1)
+    assert not topic.shipping.publishes_must_wait(1)
     topic.shipping.check()
     topic.settle()
     topic.publish()
     topic.pass_time(2)
-    assert topic.shipping.holds(1)
+    assert topic.shipping.publishes_must_wait(1)
 
 
 def test_what_is_promised_to_be_in_the_bucket_waits_until_an_old_topic_was_caught_up(
@@ -796,7 +802,7 @@ def test_a_fenced_topic_refuses_at_once(topic: ShipTopic) -> None:
     topic.shipping.may_commit(1 << 40, again)
     topic.refuse(E_FENCED)
     assert topic.shipping.state is ShippingState.FENCED
-    assert not topic.shipping.holds(1)
+    assert not topic.shipping.publishes_must_wait(1)
     with pytest.raises(Refused) as caught:
         topic.shipping.check()
     assert caught.value.code == E_FENCED
@@ -833,7 +839,7 @@ def test_a_topic_whose_data_is_a_copy_is_not_shipped_and_not_held(topic: ShipTop
     topic.pass_time(100)
     assert topic.shipping.is_off
     assert not topic.shipping.is_active
-    assert not topic.shipping.holds(1 << 40)
+    assert not topic.shipping.publishes_must_wait(1 << 40)
     assert topic.shipping.may_commit(1 << 40, lambda: None)
     topic.shipping.check()
     assert not topic.port.sent

@@ -39,7 +39,7 @@ def test_a_topic_that_is_turned_off_ships_nothing_and_holds_nobody_up(topic: Shi
     waited: list[str] = []
     topic.shipping.then(lambda: waited.append("shipped"))
     topic.pass_time(5)
-    assert topic.shipping.holds(1)
+    assert topic.shipping.publishes_must_wait(1)
     topic.shipping.turn(is_on=False)
     topic.port.sent.clear()
     assert waited == ["shipped"]
@@ -48,7 +48,7 @@ def test_a_topic_that_is_turned_off_ships_nothing_and_holds_nobody_up(topic: Shi
         topic.commit()
         topic.delay()
         topic.pass_time(5)
-    assert not topic.shipping.holds(1 << 40)
+    assert not topic.shipping.publishes_must_wait(1 << 40)
     assert topic.shipping.may_commit(1 << 40, lambda: None)
     topic.shipping.check()
     assert not topic.port.sent
@@ -73,14 +73,14 @@ def test_a_topic_that_is_turned_on_again_ships_all_rows(
         topic.ticks.tail = None
     topic.shipping.turn(is_on=True)
     topic.publish()
-    assert not topic.shipping.holds(1), "it is not held up until it has caught up"
+    assert not topic.shipping.publishes_must_wait(1), "it is not held up until it has caught up"
     topic.settle()
     topic.commit()
     topic.settle()
     topic.check()
     topic.publish()
     topic.pass_time(5)
-    assert topic.shipping.holds(1)
+    assert topic.shipping.publishes_must_wait(1)
 
 
 def test_a_topic_that_begins_off_can_be_turned_on(topic: ShipTopic) -> None:
@@ -109,9 +109,9 @@ def test_the_bound_does_not_begin_anew_with_each_process(topic: ShipTopic) -> No
     topic.restart()
     topic.open()
     assert topic.shipping.statistics()["ship_lag_s"] > 1.5
-    assert topic.shipping.holds(1)
+    assert topic.shipping.publishes_must_wait(1)
     topic.settle()
-    assert not topic.shipping.holds(1)
+    assert not topic.shipping.publishes_must_wait(1)
 
 
 def test_messages_that_are_older_than_the_start_of_the_machine_are_late(topic: ShipTopic) -> None:
@@ -120,9 +120,9 @@ def test_messages_that_are_older_than_the_start_of_the_machine_are_late(topic: S
     topic.publish()
     topic.restart()
     topic.open()
-    assert topic.shipping.holds(1)
+    assert topic.shipping.publishes_must_wait(1)
     topic.settle()
-    assert not topic.shipping.holds(1)
+    assert not topic.shipping.publishes_must_wait(1)
 
 
 def test_delayed_messages_of_the_process_before_count_until_the_rows_are_shipped(
@@ -132,11 +132,11 @@ def test_delayed_messages_of_the_process_before_count_until_the_rows_are_shipped
     topic.delay()
     topic.restart()
     topic.open()
-    assert not topic.shipping.holds(1)
+    assert not topic.shipping.publishes_must_wait(1)
     topic.now[0] += 2 * NS
-    assert topic.shipping.holds(1)
+    assert topic.shipping.publishes_must_wait(1)
     topic.settle()
-    assert not topic.shipping.holds(1)
+    assert not topic.shipping.publishes_must_wait(1)
 
 
 # Delayed messages, which are in the log when they are due
@@ -217,10 +217,10 @@ def test_publishes_do_not_use_the_offsets_that_commits_will_use(topic: ShipTopic
     free = topic.shipping.reserve.end - topic.harness.log.end
     merging = [60]
     topic.shipping.reserve.promised = lambda: merging[0]
-    assert not topic.shipping.holds(free - 60)
-    assert topic.shipping.holds(free - 59)
+    assert not topic.shipping.publishes_must_wait(free - 60)
+    assert topic.shipping.publishes_must_wait(free - 59)
     assert topic.ship()
-    assert not topic.shipping.holds(free - 59), "more offsets are reserved"
+    assert not topic.shipping.publishes_must_wait(free - 59), "more offsets are reserved"
     merging[0] = topic.shipping.reserve.end - topic.harness.log.end
     assert not topic.shipping.may_commit(1, lambda: None)
     merging[0] = 0
@@ -229,10 +229,10 @@ def test_publishes_do_not_use_the_offsets_that_commits_will_use(topic: ShipTopic
 
 def test_a_large_publish_is_no_longer_reserved_for_once_it_may_go(topic: ShipTopic) -> None:
     topic.start()
-    assert topic.shipping.holds(10 * SHIP_RESERVE)
+    assert topic.shipping.publishes_must_wait(10 * SHIP_RESERVE)
     while topic.ship():
         pass
-    assert not topic.shipping.holds(10 * SHIP_RESERVE)
+    assert not topic.shipping.publishes_must_wait(10 * SHIP_RESERVE)
     topic.publish()
     topic.settle()
     assert topic.shipping.reserve.end - topic.harness.log.end < 20 * SHIP_RESERVE

@@ -40,25 +40,25 @@ def retry() -> None:
 
 
 def test_without_a_bucket_nothing_is_withheld() -> None:
-    assert not TopicLease("", cast("Any", Timers()), retry).withholds()
+    assert not TopicLease("", cast("Any", Timers()), retry).is_over()
 
 
 def test_without_a_cell_nothing_is_withheld(tmp_path: Path) -> None:
-    assert not TopicLease(f"ipc://{tmp_path}/7", cast("Any", Timers()), retry).withholds()
+    assert not TopicLease(f"ipc://{tmp_path}/7", cast("Any", Timers()), retry).is_over()
 
 
 def test_answers_wait_while_the_lease_is_over(tmp_path: Path, now: list[int]) -> None:
     cell, timers = LeaseCell(str(tmp_path), make=True), Timers()
     lease = TopicLease(f"ipc://{tmp_path}/7", cast("Any", timers), retry)
-    assert not lease.withholds()
+    assert not lease.is_over()
     cell.write(11 * S)
-    assert not lease.withholds()
+    assert not lease.is_over()
     now[0] = 11 * S
-    assert lease.withholds()
-    assert lease.withholds()
+    assert lease.is_over()
+    assert lease.is_over()
     assert timers.running == [retry], "somebody must look again"
     cell.write(12 * S)
-    assert not lease.withholds()
+    assert not lease.is_over()
     assert not timers.running
 
 
@@ -66,16 +66,16 @@ def test_publishes_wait_and_are_refused_then(tmp_path: Path, now: list[int]) -> 
     cell = LeaseCell(str(tmp_path), make=True)
     lease = TopicLease(f"ipc://{tmp_path}/7", cast("Any", Timers()), retry)
     cell.write(OVER)
-    assert lease.holds_publishes()
+    assert lease.publishes_must_wait()
     lease.check()
     now[0] += int(PATIENCE_S * S) + 1
-    assert not lease.holds_publishes()
+    assert not lease.publishes_must_wait()
     with pytest.raises(Refused) as caught:
         lease.check()
     assert caught.value.code == E_STANDBY
     cell.write(0)
     lease.check()
-    assert not lease.holds_publishes()
+    assert not lease.publishes_must_wait()
 
 
 def test_a_broker_is_lost_when_the_lease_was_over_for_the_patience(

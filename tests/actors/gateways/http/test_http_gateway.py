@@ -19,7 +19,7 @@ from zsq.actors.gateways.http.gateway import (
     open_listeners,
 )
 from zsq.actors.gateways.http.web.limits import HttpLimits
-from zsq.actors.gateways.shared.publishing import Gatherer
+from zsq.actors.gateways.shared.gatherer import Gatherer
 from zsq.actors.runtime.actor import StartFailed
 from zsq.actors.settings.options import NsqOptions
 from zsq.transport.errors import E_CLOSING, E_TOPIC_FULL, Refused
@@ -40,11 +40,10 @@ def test_an_address_that_cannot_be_listened_on_is_reported() -> None:
 def test_the_node_shows_the_given_addresses_or_its_hostname() -> None:
     nsq = NsqOptions(listen=("unix:/run/nsq", "127.0.0.1:4150"))
     node = make_node(nsq, "127.0.0.1", 4151)
-    assert (node.broadcast_address, node.tcp_port, node.http_port, node.name) == (
+    assert (node.broadcast_address, node.tcp_port, node.http_port) == (
         "127.0.0.1",
         4150,
         4151,
-        "127.0.0.1:4151",
     )
     assert (
         make_node(nsq, "", 1).broadcast_address
@@ -53,9 +52,8 @@ def test_the_node_shows_the_given_addresses_or_its_hostname() -> None:
     )
     assert make_node(nsq, "::", 1).broadcast_address == socket.gethostname()
     assert make_node(nsq, "queue.example", 1).broadcast_address == "queue.example"
-    assert make_node(nsq, "::1", 1).name == "[::1]:1"
     told = NsqOptions(broadcast_address="b", broadcast_tcp_port=5, broadcast_http_port=6)
-    assert (make_node(told, "", 1).name, make_node(told, "", 1).tcp_port) == ("b:6", 5)
+    assert (make_node(told, "", 1).http_port, make_node(told, "", 1).tcp_port) == (6, 5)
     assert make_node(None, "", 1).tcp_port == -1
     assert first_tcp_port(("unix:/x:4150",)) == -1
 

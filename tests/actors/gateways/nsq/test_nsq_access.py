@@ -139,7 +139,7 @@ def test_a_full_gateway_disconnects_only_unauthenticated_clients() -> None:
     gateway.accepted = gateway.turned_away = 0
     gateway.stir = lambda **_: None  # type: ignore[method-assign]
     gateway.limits = NsqLimits(auth_required=True)
-    gateway.publishing = cast("Any", SimpleNamespace(full=False))
+    gateway.gatherer = cast("Any", SimpleNamespace(full=False))
     gateway.permits = cast("Any", SimpleNamespace(forget=lambda _: None))
     gateway.loop = cast("Any", SimpleNamespace(call_soon=lambda _: None))
     gateway.intake = Intake(gateway.loop, gateway.connections)

@@ -38,7 +38,7 @@ class Way:
         gateway = SimpleNamespace(
             loop=loop,
             limits=NsqLimits(),
-            publishing=SimpleNamespace(full=False),
+            gatherer=SimpleNamespace(full=False),
             paused={},
             intake=intake,
         )

@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from zsq.actors.gateways.nsq import registering as discovery
-from zsq.actors.gateways.nsq.registering import Discovery, Registrar
+from zsq.actors.gateways.nsq.registration import Discovery
 from zsq.actors.gateways.nsq.subscription import Subscription
 from zsq.transport.errors import E_EXISTS, UsageError
 
@@ -69,16 +68,11 @@ class Slow(Elsewhere):
         return await super().channels_of(topic)
 
 
-def test_a_topic_that_is_deleted_meanwhile_does_not_come_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(discovery, "ActingAdmin", Here)
-    monkeypatch.setattr(discovery, "LOOK_S", 0.01)
-
+def test_a_topic_that_is_deleted_meanwhile_does_not_come_back() -> None:
     async def run() -> None:
         slow = Slow()
-        found = Discovery("ipc://nowhere", cast("Registrar", slow))
-        here = cast("Here", found._admin)
+        here = Here()
+        found = Discovery(cast("Any", here), cast("Any", slow), look_s=0.01)
         await here.look()
         here.there["brief"] = ()
         await asyncio.wait_for(slow.asked.wait(), 10)
@@ -92,15 +86,10 @@ def test_a_topic_that_is_deleted_meanwhile_does_not_come_back(
     uvloop.run(run())
 
 
-def test_a_new_topic_gets_the_channels_that_it_has_on_other_nodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(discovery, "ActingAdmin", Here)
-    monkeypatch.setattr(discovery, "LOOK_S", 0.01)
-
+def test_a_new_topic_gets_the_channels_that_it_has_on_other_nodes() -> None:
     async def run() -> None:
-        found = Discovery("ipc://nowhere", cast("Registrar", Elsewhere()))
-        here = cast("Here", found._admin)
+        here = Here()
+        found = Discovery(cast("Any", here), cast("Any", Elsewhere()), look_s=0.01)
         await here.look()
         assert here.made == [], "what was here at the start is as it was left"
         here.there["by-http"] = ("mail",)
@@ -143,12 +132,7 @@ def test_a_sub_without_an_answer_times_out(tmp_path: Path) -> None:
     uvloop.run(run())
 
 
-def test_changed_names_are_read_at_once_and_not_only_once_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(discovery, "ActingAdmin", Here)
-    monkeypatch.setattr(discovery, "LOOK_S", 3_600.0)
-
+def test_changed_names_are_read_at_once_and_not_only_once_a_second() -> None:
     async def run() -> None:
         told: list[set[str]] = []
         updated = asyncio.Event()
@@ -158,8 +142,8 @@ def test_changed_names_are_read_at_once_and_not_only_once_a_second(
                 told.append(set(topics))
                 updated.set()
 
-        found = Discovery("ipc://nowhere", cast("Registrar", Lookupds()))
-        here = cast("Here", found._admin)
+        here = Here()
+        found = Discovery(cast("Any", here), cast("Any", Lookupds()), look_s=3_600.0)
         await asyncio.wait_for(updated.wait(), 10)
         for name in ("one", "two"):
             updated.clear()
@@ -173,9 +157,7 @@ def test_changed_names_are_read_at_once_and_not_only_once_a_second(
     uvloop.run(run())
 
 
-def test_a_topic_with_parts_here_is_registered_and_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "ActingAdmin", Here)
-
+def test_a_topic_with_parts_here_is_registered_and_known() -> None:
     async def run() -> None:
         told: list[dict[str, set[str]]] = []
         updated = asyncio.Event()
@@ -185,8 +167,9 @@ def test_a_topic_with_parts_here_is_registered_and_known(monkeypatch: pytest.Mon
                 told.append(topics)
                 updated.set()
 
-        found = Discovery("ipc://nowhere", cast("Registrar", Lookupds()))
-        cast("Here", found._admin).there = {"t#0": ("c",), "t#1": ("d",)}
+        here = Here()
+        found = Discovery(cast("Any", here), cast("Any", Lookupds()), look_s=0.01)
+        here.there = {"t#0": ("c",), "t#1": ("d",)}
         await asyncio.wait_for(updated.wait(), 10)
         assert told[0] == {"t": {"c", "d"}}
         assert found.knows("t")
@@ -197,9 +180,7 @@ def test_a_topic_with_parts_here_is_registered_and_known(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("topic", ["parted", "parted#1"])
-def test_a_topic_with_parts_is_not_prepared(
-    topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_topic_with_parts_is_not_prepared(topic: str, caplog: pytest.LogCaptureFixture) -> None:
     """The cluster creates it with its parts. Only then may a publish find it."""
 
     class InCluster(Here):
@@ -207,16 +188,14 @@ def test_a_topic_with_parts_is_not_prepared(
             assert topic == "parted"
             raise UsageError(E_EXISTS, "it has parts")
 
-    monkeypatch.setattr(discovery, "ActingAdmin", InCluster)
-    monkeypatch.setattr(discovery, "LOOK_S", 3_600.0)
-
     async def run() -> None:
-        found = Discovery("ipc://nowhere", cast("Registrar", Elsewhere()))
+        here = InCluster()
+        found = Discovery(cast("Any", here), cast("Any", Elsewhere()), look_s=3_600.0)
         prepared = asyncio.Event()
         found.prepare(topic, prepared.set)
         await asyncio.wait_for(prepared.wait(), 10)
         assert found.knows(topic)
-        assert cast("Here", found._admin).made == []
+        assert here.made == []
         await found.close()
 
     uvloop.run(run())

@@ -81,7 +81,7 @@ def test_a_client_that_reads_no_answers_is_no_longer_read_from() -> None:
     gateway = SimpleNamespace(
         loop=None,
         limits=NsqLimits(),
-        publishing=publishing,
+        gatherer=publishing,
         paused={},
         intake=Intake(turns, {}),
         publish=lambda topic, bodies, defer_ms, answer: answer(""),
@@ -108,7 +108,7 @@ def test_no_client_is_read_from_while_too_many_publishes_are_unanswered() -> Non
     )
     publishing = SimpleNamespace(full=True)
     gateway = SimpleNamespace(
-        loop=None, limits=NsqLimits(), publishing=publishing, paused={}, intake=Intake(loop(), {})
+        loop=None, limits=NsqLimits(), gatherer=publishing, paused={}, intake=Intake(loop(), {})
     )
     connection = RealConnection(cast("Any", gateway))
     connection._transport = cast("Any", transport)

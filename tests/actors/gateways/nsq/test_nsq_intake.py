@@ -5,7 +5,6 @@ connections that the gateway does not read from.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -178,21 +177,6 @@ def test_slow_connections_may_hold_half_of_the_memory_for_input(
     )
 
 
-def test_lines_of_the_log_about_clients_are_few(
-    room: Room, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caplog.set_level(logging.WARNING, "zsq")
-    for number in range(1_000):
-        room.intake.complain("%s is bad", number)
-    assert [record.getMessage() for record in caplog.records] == ["nsq gateway: 0 is bad"]
-    monkeypatch.setattr(module, "COMPLAINT_S", 0.0)
-    room.intake.complain("%s is bad", "the last")
-    assert (
-        caplog.records[-1].getMessage()
-        == "nsq gateway: the last is bad (999 more warnings were not logged)"
-    )
-
-
 # On a real loop
 
 
@@ -205,7 +189,7 @@ class Gateway:
         self.connections: dict[RealConnection, None] = {}
         self.paused: dict[RealConnection, None] = {}
         self.intake = Intake(self.loop, self.connections)
-        self.publishing = SimpleNamespace(full=False)
+        self.gatherer = SimpleNamespace(full=False)
         self.made: list[RealConnection] = []
         self.clients: list[socket.socket] = []
         self.published: list[Callable[[str], None]] = []

@@ -13,9 +13,8 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from zsq.actors.gateways.nsq import parts_here
 from zsq.actors.gateways.nsq.in_flight import LATE_NS
-from zsq.actors.gateways.nsq.parts_here import PartsHere, local_parts
+from zsq.actors.gateways.nsq.local_parts import LocalParts, parts_by_topic
 from zsq.actors.gateways.nsq.subscription import Subscription
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.client.core.consumer_session import ALL, ConsumerSession
@@ -127,7 +126,7 @@ def test_messages_are_answered_to_their_part(tmp_path: Path) -> None:
             b"0200000000000005"
         ]
         assert consumer.subscription.requeue(two[1], 90)
-        assert consumer.subscription.sharing.in_flight == 1
+        assert consumer.subscription.shares.in_flight == 1
         assert consumer.subscription.touch(one[0])
         assert consumer.sent(0) == [Touch(0, 7), Fin(0, 7, ((6, 1),))]
         assert consumer.sent(1) == [Fin(0, 7, ((5, 1),)), Req(0, 7, ((6, 1),), 90, "")]
@@ -192,7 +191,7 @@ def test_messages_that_wait_for_the_clients_socket_count(tmp_path: Path) -> None
         consumer.subscription.pause(True)
         consumer.deliver(0, 7, 0, 1)
         assert consumer.handed == 0
-        assert consumer.subscription.sharing.used == 1
+        assert consumer.subscription.shares.used == 1
         assert consumer.sent(0) == [Ready(1)]
         consumer.subscription.pause(False)
         assert consumer.handed == 1
@@ -207,11 +206,11 @@ def test_expired_messages_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def work(consumer: Consumer) -> None:
         nonlocal now
         consumer.deliver(0, 7, 0, 2)
-        assert consumer.subscription.sharing.used == 4
+        assert consumer.subscription.shares.used == 4
         now = begun + TIMEOUT_MS * 1_000_000 + LATE_NS
         consumer.subscription.sweep()
         assert consumer.subscription.in_flight == 0
-        assert consumer.subscription.sharing.in_flight == 0
+        assert consumer.subscription.shares.in_flight == 0
         assert not consumer.session(0).held
 
     consuming_with(tmp_path, work, ready=4)
@@ -350,7 +349,7 @@ def test_a_deleted_topic_ends_the_subscription(tmp_path: Path) -> None:
     ],
 )
 def test_the_parts_among_names(names: list[str], found: dict[str, set[int]]) -> None:
-    assert local_parts(names) == found
+    assert parts_by_topic(names) == found
 
 
 class Broker:
@@ -390,10 +389,10 @@ class Reader:
 
 
 def gateway_with(
-    broker: Broker, readers: list[Reader], work: Callable[[PartsHere], Awaitable[None]]
+    broker: Broker, readers: list[Reader], work: Callable[[LocalParts], Awaitable[None]]
 ) -> None:
     async def run() -> None:
-        parts = PartsHere(cast("Any", broker), lambda: readers)
+        parts = LocalParts(cast("Any", broker), lambda: cast("Any", readers), pause_s=0.0)
         try:
             await work(parts)
         finally:
@@ -409,7 +408,7 @@ def test_the_parts_here_are_those_of_this_brokers_number() -> None:
     broker = Broker()
     broker.fails = 1
 
-    async def work(parts: PartsHere) -> None:
+    async def work(parts: LocalParts) -> None:
         assert parts.of(PLACES) is None
         for _ in range(2):
             assert parts._asking is not None
@@ -426,7 +425,7 @@ def test_a_broker_without_a_number_is_asked_again() -> None:
     broker = Broker()
     broker.number = None
 
-    async def work(parts: PartsHere) -> None:
+    async def work(parts: LocalParts) -> None:
         parts.of(PLACES)
         assert parts._asking is not None
         await parts._asking
@@ -435,10 +434,8 @@ def test_a_broker_without_a_number_is_asked_again() -> None:
     gateway_with(broker, [], work)
 
 
-def test_only_consumers_whose_parts_have_changed_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_here, "LOOK_PAUSE_S", 0.0)
-
-    async def work(parts: PartsHere) -> None:
+def test_only_consumers_whose_parts_have_changed_ask() -> None:
+    async def work(parts: LocalParts) -> None:
         same, more, fewer, plain = (
             Reader("t", {0}),
             Reader("u", {0}),
@@ -459,10 +456,8 @@ def test_only_consumers_whose_parts_have_changed_ask(monkeypatch: pytest.MonkeyP
     gateway_with(broker, readers, work)
 
 
-def test_a_change_during_a_look_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_here, "LOOK_PAUSE_S", 0.0)
-
-    async def work(parts: PartsHere) -> None:
+def test_a_change_during_a_look_is_looked_at_too() -> None:
+    async def work(parts: LocalParts) -> None:
         parts.look()
         await asyncio.wait_for(broker.listed.wait(), 10)
         broker.names.append("t#1")
@@ -476,10 +471,8 @@ def test_a_change_during_a_look_is_looked_at_too(monkeypatch: pytest.MonkeyPatch
     gateway_with(broker, [reader], work)
 
 
-def test_a_broker_that_does_not_answer_ends_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_here, "LOOK_PAUSE_S", 0.0)
-
-    async def work(parts: PartsHere) -> None:
+def test_a_broker_that_does_not_answer_ends_no_look() -> None:
+    async def work(parts: LocalParts) -> None:
         parts.look()
         assert parts._looking is not None
         await parts._looking
@@ -489,12 +482,8 @@ def test_a_broker_that_does_not_answer_ends_no_look(monkeypatch: pytest.MonkeyPa
     gateway_with(broker, [Reader("t", {0})], work)
 
 
-def test_without_consumers_of_parts_the_broker_is_not_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(parts_here, "LOOK_PAUSE_S", 0.0)
-
-    async def work(parts: PartsHere) -> None:
+def test_without_consumers_of_parts_the_broker_is_not_asked() -> None:
+    async def work(parts: LocalParts) -> None:
         parts.look()
         assert parts._looking is not None
         await parts._looking

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from support.small_web import Question, SmallWeb, said
 
 import zsq.aio
 from zsq.actors.gateways.limiter import Bound
-from zsq.actors.gateways.nsq.permits import Permits
 from zsq.actors.gateways.shared import auth
 from zsq.actors.gateways.shared.auth import (
     ASKED_BY_ADDRESS_MAX,
@@ -24,7 +23,6 @@ from zsq.actors.gateways.shared.auth import (
     Who,
 )
 from zsq.transport.errors import UsageError
-from zsq.transport.nsq.layers import Layers
 from zsq.transport.wire.actions import Action
 
 WHO = Who("10.0.0.7", False, "", "s3cret")
@@ -139,8 +137,6 @@ def test_auth_asks_whatever_is_known() -> None:
             # AUTH failed, but what the server said before still holds for requests that do not ask
             # again.
             assert (await them.state(WHO)).permission_count == 1
-            them.forget()
-            assert them.known(WHO) is None
 
     run(main())
 
@@ -404,31 +400,6 @@ def test_large_answers_are_remembered_up_to_a_number_of_authorizations(
             await them.state(WHO)
             assert them.known(WHO) is not None
             assert them.statistics()["known"] == 1
-
-    run(main())
-
-
-class Gone:
-    """A replacement for a connection, with only the attributes that are used here."""
-
-    remote_ip = "10.0.0.7"
-
-    def __init__(self, ended: bool) -> None:
-        self.ended = ended
-        self.layers = Layers()
-
-
-def test_a_client_that_left_during_its_authorization_is_not_remembered() -> None:
-    async def main() -> None:
-        async with SmallWeb(lambda _: state(ALL)) as web:
-            permits = Permits(Authenticator([web.address]), print)
-            for ended in (False, True):
-                told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-                connection = cast("Any", Gone(ended))
-                permits.authenticate(connection, b"s3cret", told.set_result)
-                assert (await told).permission_count == 1
-                assert bool(permits._secrets) != ended
-                permits.forget(connection)
 
     run(main())
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from support.broker import wait_for
-from support.http_api import NODE, Site
+from support.http_api import Site
 
-from zsq.actors.gateways.http.api.lookup import TOMBSTONE_S, LookupNode, Tombstones
+from zsq.actors.gateways.http.api.lookup import TOMBSTONE_S, Tombstones
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.http.web.responses import ANSWERS
 from zsq.actors.settings.options import NsqOptions, TlsOptions
@@ -27,6 +27,7 @@ from zsq.transport.errors import (
     E_TOPIC_FULL,
     from_wire,
 )
+from zsq.transport.nsq.lookup import Node
 
 DOCS = (Path(__file__).resolve().parents[5] / "docs" / "http.md").read_text()
 NSQ_HEADER = "nsq; version=1.0"
@@ -303,7 +304,7 @@ def test_lookup_paths_answer_as_nsqlookupd_does(site: Site) -> None:
     assert site.get("/nodes").json() == {
         "producers": [{**peer, "tombstones": [False, False], "topics": ["a", "b"]}]
     }
-    for node in ("10.0.0.1:4152", NODE.name):
+    for node in ("10.0.0.1:4152", "10.0.0.1:4151"):
         assert site.post(f"/topic/tombstone?topic=b&node={node}").status_code == 200
     assert site.get("/nodes").json()["producers"][0]["tombstones"] == [False, True]
     assert site.get("/lookup?topic=b").json() == {"channels": [], "producers": []}
@@ -320,7 +321,7 @@ def test_lookup_paths_show_a_topic_with_parts_here_and_not_its_parts(site: Site)
     assert site.get("/topics").json() == {"topics": ["a", "b"]}
     assert site.get("/channels?topic=a").json() == {"channels": ["x", "y"]}
     assert site.get("/nodes").json()["producers"][0]["topics"] == ["a", "b"]
-    site.post(f"/topic/tombstone?topic=a&node={NODE.name}")
+    site.post("/topic/tombstone?topic=a&node=10.0.0.1:4151")
     assert site.get("/lookup?topic=a").json()["producers"] == []
 
 
@@ -337,7 +338,7 @@ def test_a_tombstone_is_over_in_time() -> None:
 
 
 def test_without_an_nsq_gateway_no_lookup_names_this_node() -> None:
-    site = Site(node=LookupNode("1.3.0", "host", "10.0.0.1", -1, 4151))
+    site = Site(node=Node("10.0.0.1", "host", -1, 4151, "1.3.0"))
     site.broker.there = {"a": set()}
     assert site.get("/lookup?topic=a").json() == {"channels": [], "producers": []}
     assert site.get("/nodes").json() == {"producers": []}

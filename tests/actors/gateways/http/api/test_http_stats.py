@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.http_api import CHANNEL, TOPIC, FakeBroker, Site
@@ -222,7 +222,7 @@ def test_stats_are_filtered_and_formatted_over_http(site: Site) -> None:
 def test_many_requests_share_one_fresh_gathering_of_statistics() -> None:
     async def run() -> None:
         broker = FakeBroker()
-        stats = SharedStats(broker)
+        stats = SharedStats(cast("Any", broker))
         broker.hold = asyncio.Event()
         first = asyncio.ensure_future(stats.fresh())
         await broker.asked.wait()
@@ -248,7 +248,7 @@ def test_many_requests_share_one_fresh_gathering_of_statistics() -> None:
 def test_errors_are_shared_too_and_the_next_question_is_a_new_one() -> None:
     async def run() -> None:
         broker = FakeBroker()
-        stats = SharedStats(broker)
+        stats = SharedStats(cast("Any", broker))
         broker.hold = asyncio.Event()
         first = asyncio.ensure_future(stats.fresh())
         await broker.asked.wait()

@@ -16,9 +16,9 @@ from tests.support.group import Broker, a_channel, processes_of
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.gateways.http.api.metrics import RequestMetrics, render
 from zsq.actors.gateways.http.api.stats import as_nsq, as_text, health
-from zsq.actors.gateways.http.console import losses
+from zsq.actors.gateways.http.console import previews
 from zsq.actors.gateways.http.console.board import Board
-from zsq.actors.gateways.http.console.losses import channel_details, topic_details
+from zsq.actors.gateways.http.console.page_details import channel_details, topic_details
 from zsq.actors.statistics.broker_view import ChannelProcess
 from zsq.actors.statistics.channel_rows import NOT_REPORTED, channel_rows
 from zsq.actors.statistics.overview import Overview
@@ -79,11 +79,11 @@ def of_the_console(stats: BrokerStats) -> Any:
     row = stats["topics"][0]
     topic_details(stats, row["topic_name"], {})
     channel_details(row["channels"][0], {})
-    previews = [
-        losses.preview(action, losses.ActionRequest(row, row["channels"][0], 0, 1, (1, [0])))
-        for action in losses._ACTIONS
+    shown = [
+        previews.preview(action, previews.ActionRequest(row, row["channels"][0], 0, 1, (1, [0])))
+        for action in previews._ACTIONS
     ]
-    return [remaining(row), *previews]
+    return [remaining(row), *shown]
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {

@@ -13,9 +13,9 @@ import pytest
 from support.console_site import ConsoleSite
 from support.http_api import Site
 
-from zsq.actors.gateways.acting import FirstUse
+from zsq.actors.gateways.acting_clients import FirstUse
 from zsq.actors.gateways.http.console import answers as bodies
-from zsq.actors.gateways.http.console import reading
+from zsq.actors.gateways.http.console import read_handlers
 from zsq.actors.gateways.http.web.authority import HttpAuthority
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.security.access import Access, token_hash
@@ -339,7 +339,7 @@ def test_messages_are_found_by_offset_id_and_time(site: ConsoleSite) -> None:
 def test_the_size_of_one_answer_with_messages_is_bounded(
     site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "HELD_BYTES_MAX", 5_000)
+    monkeypatch.setattr(read_handlers, "HELD_BYTES_MAX", 5_000)
     monkeypatch.setattr(bodies, "ALL_BYTES_MAX", 3_000)
     site.source.blocks = [block(0, *[b"x" * 1_000] * 50), block(50, b"y")]
     found = site.get("/api/messages?topic=t&offset=0&body_max=900").json()

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from zsq.actors.gateways.http.console import reading, sampler
+from zsq.actors.gateways.http.console import read_handlers, sampler
 from zsq.transport.block.block import Block, pack
 from zsq.transport.client.core.message import Fetched
 from zsq.transport.errors import E_TIMEOUT, ZsqError
@@ -36,7 +36,7 @@ class Log:
 
 
 def read(log: Any, first: int, head: int, count: int) -> tuple[list[int], int]:
-    found, at, _ = asyncio.run(reading._read("t", log, first, head, count))
+    found, at, _ = asyncio.run(read_handlers._read("t", log, first, head, count))
     return [one.offset for one in found], at
 
 
@@ -54,7 +54,7 @@ def test_messages_are_read_up_to_a_count_a_size_and_the_end(
 ) -> None:
     assert read(Log(blocks(3, 3, 3)), 1, 9, 5) == ([1, 2, 3, 4, 5], 6)
     assert read(Log(blocks(3, 3, 3)), 7, 9, 5) == ([7, 8], 9)
-    monkeypatch.setattr(reading, "HELD_BYTES_MAX", 350)
+    monkeypatch.setattr(read_handlers, "HELD_BYTES_MAX", 350)
     assert read(Log(blocks(3, 3, 3)), 0, 9, 9) == ([0, 1, 2, 3], 4)
 
 
@@ -72,13 +72,13 @@ def test_memory_is_measured_now_and_then(monkeypatch: pytest.MonkeyPatch) -> Non
         return dict.fromkeys(pids, len(measured))
 
     async def main() -> None:
-        harness: Any = object.__new__(reading.ReadHandlers)
-        harness._memory, harness._measuring = (-reading.MEMORY_AGE_S, {}), asyncio.Lock()
+        harness: Any = object.__new__(read_handlers.ReadHandlers)
+        harness._memory, harness._measuring = (-read_handlers.MEMORY_AGE_S, {}), asyncio.Lock()
         assert await harness._memory_of([7]) == await harness._memory_of([7]) == {7: 1}
-        harness._memory = asyncio.get_running_loop().time() - reading.MEMORY_AGE_S - 1, {7: 1}
+        harness._memory = asyncio.get_running_loop().time() - read_handlers.MEMORY_AGE_S - 1, {7: 1}
         assert await harness._memory_of([7]) == {7: 2}
 
-    monkeypatch.setattr(reading, "_measured", measure)
+    monkeypatch.setattr(read_handlers, "_measured", measure)
     asyncio.run(main())
     assert measured == [[7], [7]]
 
@@ -94,7 +94,7 @@ def test_histories_have_a_hole_where_the_broker_was_silent_for_long(
             made.closing = True
             raise ZsqError(E_TIMEOUT, "no answer")
 
-    made = sampler.Sampler(Silent())
+    made = sampler.Sampler(cast("Any", Silent()))
     monkeypatch.setattr(made.history, "lost", lost.append)
     made._sampled_s = time.monotonic() - sampler.LOST_S - age
     asyncio.run(made.run())

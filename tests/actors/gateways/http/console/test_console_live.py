@@ -8,14 +8,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 from support.console_site import ConsoleSite, Visitor
 
 from zsq.actors.gateways.http.console import console as live
 from zsq.actors.gateways.http.console import sampler
-from zsq.actors.gateways.http.console.doing import KEPT, BackgroundJobs, Job
+from zsq.actors.gateways.http.console.redrive_jobs import KEPT, RedriveJob, RedriveJobs
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.http.web.responses import ApiError
 from zsq.actors.security.access import Access
@@ -78,7 +78,7 @@ def test_a_stream_tells_all_and_then_what_changes(site: ConsoleSite) -> None:
         site.source.broker |= {"alarms": 1, "alarmed_ns": 5}
         assert [(await heard(events))[0] for _ in range(2)] == ["changes", "alarms"]
         site.console.jobs.version += 1
-        site.console.jobs._jobs.append(Job(1, "u", None, None, None, Visitor().rights))
+        site.console.jobs._jobs.append(RedriveJob(1, "u", None, None, None, Visitor().rights))
         site.source.values = {"head": 8}
         assert [(await heard(events))[0] for _ in range(2)] == ["changes", "jobs"]
         assert site.limiters.live_views.taken == 1
@@ -222,7 +222,7 @@ def test_a_busy_broker_is_asked_more_seldom(rows: int, each_s: float) -> None:
             }
 
     async def sample() -> float:
-        one = sampler.Sampler(Busy())
+        one = sampler.Sampler(cast("Any", Busy()))
         await one._sample()
         return one._watched_each_s
 
@@ -243,10 +243,10 @@ def test_redrives_are_bounded_and_one_a_topic(
     jobs = site.console.jobs
     over, most = asyncio.Event(), HttpLimits().redrives.each
 
-    async def work(self: BackgroundJobs, job: Job) -> None:
+    async def work(self: RedriveJobs, job: RedriveJob) -> None:
         await over.wait()
 
-    monkeypatch.setattr(BackgroundJobs, "_redrive", work)
+    monkeypatch.setattr(RedriveJobs, "_redrive", work)
 
     async def start() -> None:
         rights = Visitor().rights
@@ -283,7 +283,7 @@ def test_letters_go_only_where_their_sender_may_publish(site: ConsoleSite) -> No
             "zsq-dead-uuid": "u",
         }
 
-    job = Job(1, "t", None, None, None, Visitor(SOME).rights)
+    job = RedriveJob(1, "t", None, None, None, Visitor(SOME).rights)
     job.plan._end = 5
     site.within(lambda: site.console.jobs._send(job, [Letter()], None, None))  # type: ignore[arg-type, type-var]
     assert (job.plan.sent, [*job.row(SOME)["reasons"]]) == (

@@ -22,14 +22,8 @@ from zsq.actors.gateways.http.console import answers as bodies
 from zsq.actors.gateways.http.console import files
 from zsq.actors.gateways.http.console.answers import Room, text_of, told
 from zsq.actors.gateways.http.console.files import ConsoleFiles
-from zsq.actors.gateways.http.console.losses import (
-    ActionRequest,
-    change,
-    channel_details,
-    chunk_rows,
-    latency,
-    preview,
-)
+from zsq.actors.gateways.http.console.page_details import channel_details, chunk_rows, latency
+from zsq.actors.gateways.http.console.previews import ActionRequest, change, preview
 from zsq.actors.gateways.http.web.responses import ApiError
 from zsq.transport.client.core.message import StoredMessage, parse_id
 

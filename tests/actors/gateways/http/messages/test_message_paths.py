@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from support.console_site import ConsoleSite, Visitor
 
 from zsq.actors.gateways.http.console import console as live
-from zsq.actors.gateways.http.messages import scan, searching, tailing
+from zsq.actors.gateways.http.messages import scan, search_handlers, tail_handlers
 from zsq.actors.gateways.http.messages.pace import BEHIND_MAX, BURST
 from zsq.actors.gateways.http.web.authority import HttpAuthority
 from zsq.actors.gateways.http.web.limits import HttpLimits
@@ -127,7 +127,7 @@ def test_a_search_continues_where_it_stopped(site: ConsoleSite) -> None:
 def test_a_step_is_bounded_and_always_advances(
     site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "STEP_S", 0.0)
+    monkeypatch.setattr(search_handlers, "STEP_S", 0.0)
     at, steps = 0, []
     while True:
         answer = search(site, f"text=nothing&offset={at}")
@@ -136,8 +136,8 @@ def test_a_step_is_bounded_and_always_advances(
         if answer["done"]:
             break
     assert steps == [(3, 1000), (6, 2000), (9, 3000), (12, 4000)]
-    monkeypatch.setattr(searching, "STEP_S", 60.0)
-    monkeypatch.setattr(searching, "STEP_BYTES", 1)
+    monkeypatch.setattr(search_handlers, "STEP_S", 60.0)
+    monkeypatch.setattr(search_handlers, "STEP_BYTES", 1)
     assert search(site)["next_offset"] == 3
 
 
@@ -270,10 +270,10 @@ def test_a_cut_download_says_so_and_where_to_continue(
     assert [one.get("offset") for one in lines] == [1, 10, None]
     assert lines[-1] == {"cut": "the limit of 2 messages is reached", "next_offset": 11}
     assert download(site, "offset=11&count=1")[-1]["offset"] == 11  # it is complete
-    monkeypatch.setattr(searching, "DOWNLOAD_BYTES_MAX", 300)
+    monkeypatch.setattr(search_handlers, "DOWNLOAD_BYTES_MAX", 300)
     lines = download(site)
     assert (len(lines), lines[-1]["cut"]) == (4, "the limit of 300 bytes is reached")
-    monkeypatch.setattr(searching, "DOWNLOAD_S", 0.0)
+    monkeypatch.setattr(search_handlers, "DOWNLOAD_S", 0.0)
     assert download(site, "text=nothing") == [
         {"cut": "it was not read to its end in time", "next_offset": 3}
     ]
@@ -364,7 +364,7 @@ def test_a_download_ends_when_permissions_change(
     site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     visitor, read = Visitor(), site.source.read
-    monkeypatch.setattr(searching, "PIECE_BYTES", 1)  # each line is one piece
+    monkeypatch.setattr(search_handlers, "PIECE_BYTES", 1)  # each line is one piece
 
     async def once(offset: int, bytes_max: int) -> Any:
         return (await read(offset, bytes_max))._replace(blocks=site.source.blocks[:1])
@@ -372,7 +372,7 @@ def test_a_download_ends_when_permissions_change(
     monkeypatch.setattr(site.source, "read", once)
 
     async def told() -> list[bytes]:
-        answer: Any = await site.messages.searching.download(asked(site, "GET", "", visitor))
+        answer: Any = await site.messages.search.download(asked(site, "GET", "", visitor))
         with answer.place:
             pieces = answer.body_iterator
             found = [await anext(pieces)]
@@ -400,7 +400,7 @@ def test_requests_that_come_together_do_not_exceed_the_limit(
     site: ConsoleSite, monkeypatch: pytest.MonkeyPatch, path: str, most: int
 ) -> None:
     """All of them are in their handler before the first one has its answer."""
-    monkeypatch.setattr(tailing, "STREAM_S", 0.0)
+    monkeypatch.setattr(tail_handlers, "STREAM_S", 0.0)
     monkeypatch.setattr(live, "STREAM_S", 0.0)
     monkeypatch.setattr(live, "KEEP_S", 0.01)
     head, overview, full = site.source.head, site.source.overview, asyncio.Event()
@@ -452,7 +452,7 @@ def test_each_way_out_gives_the_place_back(
     assert site.get(f"/api/{path}?topic=none").status_code == 404
     assert places(site, path).taken == 0
     paths = site.messages
-    handler = paths.tailing.tail if path == "tail" else paths.searching.download
+    handler = paths.tail.tail if path == "tail" else paths.search.download
 
     async def left() -> None:
         """The client leaves before the first piece, so the stream is never read."""
@@ -474,8 +474,8 @@ def test_each_way_out_gives_the_place_back(
     async def fails() -> int:
         raise NotFound(E_NOT_FOUND, "it is gone")
 
-    monkeypatch.setattr(site.messages.tailing, "_node", fails)
-    monkeypatch.setattr(site.messages.searching, "_node", fails)
+    monkeypatch.setattr(site.messages.tail, "_node", fails)
+    monkeypatch.setattr(site.messages.search, "_node", fails)
     assert site.get(f"/api/{path}?topic=t").status_code == 404
     assert places(site, path).taken == 0
 
@@ -492,7 +492,7 @@ def asked(
 
 
 async def tail(site: ConsoleSite, query: str = "", visitor: Visitor | None = None) -> Events:
-    answer: Any = await site.messages.tailing.tail(asked(site, "GET", query, visitor))
+    answer: Any = await site.messages.tail.tail(asked(site, "GET", query, visitor))
 
     async def events() -> Events:
         with answer.place:
@@ -515,7 +515,7 @@ async def ended(events: Events) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tailing, "LOOK_S", 0.001)
+    monkeypatch.setattr(tail_handlers, "LOOK_S", 0.001)
 
 
 def run(site: ConsoleSite, listen: Callable[[], Any]) -> None:
@@ -568,11 +568,11 @@ def test_a_tail_ends_with_its_time_its_rules_and_its_topic(
         visitor.renew()
         assert await heard(events) == ("again", {"offset": 12})
         await ended(events)
-        monkeypatch.setattr(tailing, "KEEP_S", 0.0)
+        monkeypatch.setattr(tail_handlers, "KEEP_S", 0.0)
         events = await tail(site)
         await heard(events)
         assert await anext(events) == b": keep\n\n"
-        monkeypatch.setattr(tailing, "STREAM_S", 0.0)
+        monkeypatch.setattr(tail_handlers, "STREAM_S", 0.0)
         assert await heard(events) == ("again", {"offset": 12})
         await ended(events)
         events = await tail(site)
@@ -581,7 +581,7 @@ def test_a_tail_ends_with_its_time_its_rules_and_its_topic(
         async def gone() -> Any:
             raise NotFound(E_NOT_FOUND, "topic 't' does not exist")
 
-        monkeypatch.setattr(tailing, "STREAM_S", 60.0)
+        monkeypatch.setattr(tail_handlers, "STREAM_S", 60.0)
         monkeypatch.setattr(site.source, "head", gone)
         kind, data = await heard(events)
         assert (kind, data["message"]) == ("failed", "E_NOT_FOUND topic 't' does not exist")
@@ -596,7 +596,7 @@ def test_the_time_limit_of_requests_does_not_cut_streams(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a limit of 0 s, any other request is cut as soon as it waits for something."""
-    monkeypatch.setattr(tailing, "STREAM_S", 0.05)
+    monkeypatch.setattr(tail_handlers, "STREAM_S", 0.05)
     monkeypatch.setattr(scan, "SLICE_S", -1.0)  # a scan waits after each message
     site = ConsoleSite(limits=HttpLimits(request_s=0.0))
     site.source.blocks = [placed(0, 1, b"x")]
@@ -632,7 +632,7 @@ def test_nothing_is_shown_that_was_read_under_old_permissions(
 def test_a_gateway_that_stops_ends_its_tails(
     site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tailing, "LOOK_S", 60.0)
+    monkeypatch.setattr(tail_handlers, "LOOK_S", 60.0)
 
     async def listen() -> None:
         events = await tail(site)
@@ -646,4 +646,4 @@ def test_a_gateway_that_stops_ends_its_tails(
         await ended(events)
 
     run(site, listen)
-    site.messages.tailing._closing.clear()
+    site.messages.tail._closing.clear()

@@ -15,9 +15,9 @@ import pytest
 from support.console_site import ConsoleSite
 from support.http_api import Site
 
-from zsq.actors.gateways.acting import ACTING
+from zsq.actors.gateways.acting_clients import ACTING
 from zsq.actors.gateways.http.console import console as live
-from zsq.actors.gateways.http.messages import tailing
+from zsq.actors.gateways.http.messages import tail_handlers
 from zsq.actors.gateways.http.web.authority import HttpAuthority
 from zsq.actors.gateways.http.web.permissions import PATHS, Actions, actions_of
 from zsq.actors.gateways.shared.auth import Authenticator, AuthFailed, Who
@@ -109,7 +109,7 @@ def by_file() -> Iterator[Site]:
 @pytest.fixture
 def console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsoleSite]:
     monkeypatch.setattr(live, "STREAM_S", 0.0)
-    monkeypatch.setattr(tailing, "STREAM_S", 0.0)
+    monkeypatch.setattr(tail_handlers, "STREAM_S", 0.0)
     with closing(guarded(HttpAuthority(policy=AccessPolicy(Access.parse(FILE))), tmp_path)) as site:
         assert isinstance(site, ConsoleSite)
         yield site

@@ -4,22 +4,23 @@ console's folder, and which requests have a body.
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.requests import Request
+from support.http_api import Site
 
 from zsq.actors.gateways.http.api import lookup
 from zsq.actors.gateways.http.api.lookup import Tombstones
 from zsq.actors.gateways.http.console import files
-from zsq.actors.gateways.http.web import authority
 from zsq.actors.gateways.http.web.authority import HttpAuthority
 from zsq.actors.gateways.http.web.body import has_body
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.http.web.server import BoundedProtocol
+from zsq.actors.security.access import Access
+from zsq.actors.security.policy import AccessPolicy
 
 
 def request(**headers: str) -> Request:
@@ -44,22 +45,13 @@ def test_tombstones_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [stones.hides(topic) for topic in "abc"] == [True, True, False]
 
 
-def test_refused_requests_do_not_fill_the_log(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    now = [1_000.0]
-    monkeypatch.setattr(authority, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    guard: Any = object.__new__(HttpAuthority)
-    guard._refused, guard._warned_s = 0, now[0] - authority.WARNINGS_S
-    with caplog.at_level(logging.WARNING, "zsq"):
-        for _ in range(5):
-            guard._warn(request(), "no token")
-            now[0] += 1
-        assert len(caplog.records) == 1
-        now[0] += authority.WARNINGS_S
-        guard._warn(request(), "no token")
-    assert len(caplog.records) == 2
-    assert "4 more refused requests were not logged" in caplog.text
+def test_refused_requests_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site(authority=HttpAuthority(policy=AccessPolicy(Access.parse(""))))
+    for _ in range(5):
+        assert site.get("/stats", headers={"authorization": "Bearer wrong"}).status_code == 403
+    site.close()
+    (record,) = caplog.records
+    assert "no user of the access file has this token" in record.getMessage()
 
 
 @pytest.mark.parametrize("reads", ["nothing", "a trickle", "all"])

@@ -42,8 +42,8 @@ from ....transport.nsq.lookup import (
 )
 from ....transport.resolver import first_connection
 from ...runtime.listening import join_place
-from ..acting import ActingAdmin
-from ..shared.asking import NotAnswered, Way, ask, parse_url
+from ..acting_clients import ActingAdmin
+from ..shared.http_client import NotAnswered, Way, ask, parse_url
 
 log = logging.getLogger("zsq")
 
@@ -67,12 +67,12 @@ class Registrar:
         self._node = node
         self._pause_s = pause_s
         self._wanted: frozenset[Registration] = frozenset()
-        self._lookupds = self._made(addresses)
+        self._lookupds = self._new_lookupds(addresses)
         self._slots = asyncio.Semaphore(ASKED_MAX)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def _made(self, addresses: Sequence[str]) -> dict[str, _Lookupd]:
-        return {one: _Lookupd(one, self._node, self._pause_s) for one in addresses}
+    def _new_lookupds(self, addresses: Sequence[str]) -> dict[str, _Lookupd]:
+        return {address: _Lookupd(address, self._node, self._pause_s) for address in addresses}
 
     def start(self) -> None:
         for address, lookupd in self._lookupds.items():
@@ -86,7 +86,7 @@ class Registrar:
         """
         before, self._lookupds = (
             self._lookupds,
-            self._made(addresses)
+            self._new_lookupds(addresses)
             | {one: lookupd for one, lookupd in self._lookupds.items() if one in addresses},
         )
         for address in before.keys() - self._lookupds.keys():
@@ -115,7 +115,9 @@ class Registrar:
         """
         if not is_name(topic) or not self._tasks:
             return []
-        asking = [asyncio.ensure_future(self._ask(one, topic)) for one in self._lookupds.values()]
+        asking = [
+            asyncio.ensure_future(self._ask(lookupd, topic)) for lookupd in self._lookupds.values()
+        ]
         done, late = await asyncio.wait(asking, timeout=CHANNELS_S)
         for task in late:
             task.cancel()
@@ -134,7 +136,7 @@ class Registrar:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def statistics(self) -> list[LookupdReport]:
-        return [one.statistics() for one in self._lookupds.values()]
+        return [lookupd.statistics() for lookupd in self._lookupds.values()]
 
     async def _ask(self, lookupd: _Lookupd, topic: str) -> list[str]:
         async with self._slots:
@@ -349,12 +351,12 @@ LOOK_S: Final = 1.0
 # The pause between two requests for all names is this time plus four times the duration of the last
 # request, so that many new topics cost at most a fifth of a core.
 LOOK_PAUSE_S: Final = 0.002
-ASK_S: Final = 10.0
 
 
 class Discovery:
-    def __init__(self, url: str, registrar: Registrar) -> None:
-        self._admin = ActingAdmin(url, timeout=ASK_S, via="nsqlookupd")
+    def __init__(self, admin: ActingAdmin, registrar: Registrar, *, look_s: float = LOOK_S) -> None:
+        self._admin = admin
+        self._look_s = look_s
         self.registrar = registrar
         self._known: set[str] = set()
         self._waiting: dict[str, list[Callable[[], None]]] = {}
@@ -402,10 +404,10 @@ class Discovery:
             for then in self._waiting.pop(topic):
                 then()
 
-    async def _follow(self, topic: str, there: Collection[str]) -> None:
+    async def _follow(self, topic: str, known: Collection[str]) -> None:
         """Create the channels of a new topic that was not prepared."""
         for channel in await self.registrar.channels_of(topic):
-            if channel in there:
+            if channel in known:
                 continue
             if topic not in self._known:
                 return  # the topic was deleted during the request and must not be created again
@@ -434,9 +436,9 @@ class Discovery:
                 shown = by_topic(topics)
                 self._known, began = topics.keys() | shown.keys(), True
                 self.registrar.update(shown)
-            await asyncio.sleep(min(LOOK_S, LOOK_PAUSE_S + 4 * (time.monotonic() - begun)))
+            await asyncio.sleep(min(self._look_s, LOOK_PAUSE_S + 4 * (time.monotonic() - begun)))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), LOOK_S)
+                await asyncio.wait_for(self._changed.wait(), self._look_s)
 
     async def close(self) -> None:
         for task in list(self._tasks):

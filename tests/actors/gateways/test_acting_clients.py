@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from zsq.actors.gateways import acting
-from zsq.actors.gateways.acting import FIRST_USE_KNOWN_S, FirstUse
+from zsq.actors.gateways import acting_clients
+from zsq.actors.gateways.acting_clients import FIRST_USE_KNOWN_S, FirstUse
 
 NOBODY: Any = SimpleNamespace(may=lambda *_: False)
 
@@ -33,6 +33,6 @@ def test_the_list_of_topics_is_requested_again_after_a_moment(
         now[0] += 0.001
         assert await first_use.permits(NOBODY, "u")
 
-    monkeypatch.setattr(acting, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(acting_clients, "time", SimpleNamespace(monotonic=lambda: now[0]))
     asyncio.run(main())
     assert asked == [1_000.0, now[0]]

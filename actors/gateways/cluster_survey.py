@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from ...transport.client.asyncio.aio import Admin
 from ...transport.client.blocking.asker import named_by
 from ...transport.errors import E_UNSUPPORTED, ZsqError
-from ...transport.reports import BrokerStats
-from ...transport.wire.answers import ClusterAnswer, ClusterBroker, OverviewAnswer
+from ...transport.wire.answers import ClusterBroker
 from ..statistics.cluster import (
     Answer,
     Report,
@@ -33,22 +32,6 @@ LATE_S: Final = 3.0  # the client has failed before; this is for one that does n
 PLACES_MAX: Final = 16  # addresses of one broker that are asked
 
 
-class Asked(Protocol):
-    """The part of `aio.Admin` that is used here."""
-
-    async def cluster(self, *, fresh: bool = False) -> ClusterAnswer: ...
-
-    async def stats(self) -> BrokerStats: ...
-
-    async def overview(
-        self, since: int = 0, *, processes: bool = False, alarms: bool = False
-    ) -> OverviewAnswer: ...
-
-
-class Closable(Asked, Protocol):
-    async def close(self) -> None: ...
-
-
 class OtherAdmin(Admin):
     """A client of another broker. A broker that does not answer is in the report, so that it need
     not be in the log every few seconds.
@@ -57,20 +40,20 @@ class OtherAdmin(Admin):
     _tells = False
 
 
-def open_other(admin: Admin, url: str) -> Closable:
+def open_other(admin: Admin, url: str) -> Admin:
     """Return the client of another broker, which the broker of `admin` has named."""
     return OtherAdmin(named_by(admin, [url]), timeout=ASK_S)
 
 
-Look = Callable[[Asked], Awaitable[Seen]]
+Look = Callable[[Admin], Awaitable[Seen]]
 
 
-async def by_overview(admin: Asked) -> Seen:
+async def by_overview(admin: Admin) -> Seen:
     """Ask only the supervisor, which answers from memory."""
     return seen_in_overview(await admin.overview(processes=True))
 
 
-class ClusterAsking:
+class ClusterSurvey:
     """Asks the brokers of the cluster to which the broker of `admin` belongs.
 
     `open_admin` makes a client of another address. Its time limit is `ASK_S`. With `fresh`, the
@@ -79,31 +62,33 @@ class ClusterAsking:
 
     def __init__(
         self,
-        admin: Asked,
-        open_admin: Callable[[str], Closable],
+        admin: Admin,
+        open_admin: Callable[[str], Admin],
         look: Look = by_overview,
         *,
         fresh: bool = False,
+        late_s: float = LATE_S,
     ) -> None:
         self._admin = admin
         self._open = open_admin
         self._look = look
         self._fresh = fresh
-        self._clients: dict[str, Closable] = {}
+        self._late_s = late_s
+        self._clients: dict[str, Admin] = {}
 
     async def report(self) -> Report:
         """Ask all, and return the report. Raises `ZsqError` only for the broker of `admin`."""
         mine = await self._look(self._admin)
         is_cluster = True
         try:
-            told = await self._admin.cluster(fresh=self._fresh)
+            cluster = await self._admin.cluster(fresh=self._fresh)
         except ZsqError as error:
             if error.code != E_UNSUPPORTED:
                 raise
-            told, is_cluster = alone(mine), False
-        found = await asyncio.gather(*(self._ask(one, mine) for one in told["brokers"]))
-        numbers = [one["number"] for one in told["brokers"]]
-        return merge(told, dict(zip(numbers, found, strict=True)), is_cluster)
+            cluster, is_cluster = alone(mine), False
+        answers = await asyncio.gather(*(self._ask(broker, mine) for broker in cluster["brokers"]))
+        numbers = [broker["number"] for broker in cluster["brokers"]]
+        return merge(cluster, dict(zip(numbers, answers, strict=True)), is_cluster)
 
     async def _ask(self, broker: ClusterBroker, mine: Seen) -> Sequence[Answer]:
         """Return the answers at the addresses of a broker, and at those of its standbys."""
@@ -124,25 +109,25 @@ class ClusterAsking:
                 urls = []
                 if asking:
                     done, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
-                    for answer in (one.result() for one in done):
+                    for answer in (item.result() for item in done):
                         answers.append(answer)
                         if answer.seen is not None and answer.seen.uuid == broker["uuid"]:
                             urls += answer.seen.addresses("standby_addresses")
         finally:
             for task in asking:
                 task.cancel()
-        return sorted(answers, key=lambda one: one.url)
+        return sorted(answers, key=lambda item: item.url)
 
     async def _ask_at(self, url: str) -> Answer:
         try:
             client = self._clients.get(url)
             if client is None:
                 client = self._clients[url] = self._open(url)
-            async with asyncio.timeout(LATE_S):
+            async with asyncio.timeout(self._late_s):
                 return Answer(url, await self._look(client))
         except TimeoutError:
             await self._drop(url)
-            return Answer(url, why=f"{url} did not answer within {LATE_S:g} s")
+            return Answer(url, why=f"{url} did not answer within {self._late_s:g} s")
         except ZsqError as error:
             await self._drop(url)
             return Answer(url, code=error.code, why=error.text)

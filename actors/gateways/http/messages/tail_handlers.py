@@ -12,24 +12,31 @@ connects again from that offset, and its permissions are checked again.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .....transport.client.asyncio.aio import Reader
 from .....transport.client.core.message_search import SearchConditions
 from .....transport.errors import ZsqError
-from ..console.answers import HEADERS, Room, ShownMessage, message, number, parameters_of
-from ..console.source import Open, TopicReader
+from ..console.answers import (
+    Room,
+    ShownMessage,
+    event,
+    event_stream,
+    message,
+    number,
+    parameters_of,
+)
 from ..web.authority import Rights, rights_of
-from ..web.places import Limiters, Stream, holder_of
+from ..web.places import Limiters, holder_of
 from .pace import TailPace
 from .scan import MessageScan
-from .searching import OFFSET_MAX, Node
+from .search_handlers import OFFSET_MAX, Node
 
 LOOK_S: Final = 0.5
 KEEP_S: Final = 15.0
@@ -39,18 +46,15 @@ READS_MAX: Final = 4  # the most reads of tails at the same time; each may hold 
 SHOWN_BYTES: Final = 4096  # of each body, unless `body_max` says otherwise
 SHOWN_BYTES_MAX: Final = 16 * 1024
 EVENT_BYTES_MAX: Final = 256 * 1024  # of the bodies of one event
-EVENTS: Final = "text/event-stream"
 _ALL: Final = SearchConditions()
 
 
-def event(kind: str, data: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-
-
-class Tailing:
+class TailHandlers:
     """The handler of /api/tail."""
 
-    def __init__(self, open_reader: Open, node: Node, limiters: Limiters) -> None:
+    def __init__(
+        self, open_reader: Callable[[str], Reader], node: Node, limiters: Limiters
+    ) -> None:
         self._open = open_reader
         self._node = node
         self._reads = asyncio.Semaphore(READS_MAX)
@@ -76,11 +80,8 @@ class Tailing:
                 head = (await reader.head())[1]
                 if offset is None:
                     offset = await reader.newest(back) if back else head
-            headers = {**HEADERS, "x-accel-buffering": "no"}
-            if request.method == "HEAD":  # otherwise a stream without a reader would never end
-                return Response(b"", 200, headers, media_type=EVENTS)
             events = self._events(topic, min(offset, head), each, node, rights_of(request))
-            return Stream(place, events, headers, EVENTS)
+            return event_stream(request, place, events)
 
     async def _events(
         self, topic: str, at: int, each: int, node: int, rights: Rights
@@ -97,7 +98,7 @@ class Tailing:
             yield event("failed", {"message": f"{error.code} {error.text}"})
 
     async def _followed(
-        self, reader: TopicReader, topic: str, at: int, each: int, node: int, rights: Rights
+        self, reader: Reader, topic: str, at: int, each: int, node: int, rights: Rights
     ) -> AsyncGenerator[bytes, None]:
         begun_s = silent_s = time.monotonic()
         pace = TailPace(begun_s)
@@ -134,7 +135,7 @@ class Tailing:
             pass
 
     async def _read(
-        self, reader: TopicReader, topic: str, first: int, count: int, each: int, node: int
+        self, reader: Reader, topic: str, first: int, count: int, each: int, node: int
     ) -> tuple[list[ShownMessage], int, int]:
         """Return these messages, the offset at which to continue, and the number of messages that
         cannot be read.

@@ -54,8 +54,9 @@ from ...storage.state.state import StateBatch
 from ...transport.block.block import BLOCK_BYTES_MAX, Limits, pack
 from ...transport.errors import E_EXISTS, E_TOO_BIG, UsageError
 from ...transport.wire.codec import pack_headers
+from .attempt_runs import AttemptRuns
 from .salvage import LostBytes
-from .source import NsqdSource, Runs, SourceReport
+from .source import NsqdSource, SourceReport
 
 BLOCK_COUNT: Final = 1_000
 BLOCK_BYTES: Final = 256 * 1024
@@ -167,7 +168,7 @@ class TopicBuilder:
         for channel in by_size:
             begin = writer.end
             queue = queue_name(topic.name, channel.name)
-            runs = Runs()
+            runs = AttemptRuns()
             last = channel is by_size[-1]
             for message in self._messages(queue):
                 if message.attempts or not last:

@@ -76,9 +76,9 @@ class _BlockOut:
 class SettledTurner(Turner[_EngineT]):
     """A turner that calls `found` whenever protocol messages may have arrived."""
 
-    def __init__(self, engine: _EngineT, found: Callable[[], None]) -> None:
+    def __init__(self, engine: _EngineT, settled: Callable[[], None]) -> None:
         super().__init__(engine)
-        self._found = found
+        self._found = settled
 
     def settle(self) -> None:
         super().settle()
@@ -173,7 +173,9 @@ class Gatherer:
         if not (waiting := self._ahead.get(key)) or first.size >= BLOCK_BYTES:
             return True
         # A part whose broker is gone holds up no other part.
-        ahead = [one for one in waiting if not self._is_held_up(key[0], one.pending)]
+        ahead = [
+            block_out for block_out in waiting if not self._is_held_up(key[0], block_out.pending)
+        ]
         if not ahead:
             return True
         return len(ahead) < AHEAD_MAX and (
@@ -212,17 +214,17 @@ class Gatherer:
         room = False
         for topic, out in list(self._out.items()):
             # The parts of a topic answer in any order.
-            for one in [one for one in out if one.pending.done]:
-                out.remove(one)
+            for block_out in [block_out for block_out in out if block_out.pending.done]:
+                out.remove(block_out)
                 room = True
-                ahead = self._ahead[one.key]
-                ahead.remove(one)
+                ahead = self._ahead[block_out.key]
+                ahead.remove(block_out)
                 if not ahead:
-                    del self._ahead[one.key]
+                    del self._ahead[block_out.key]
                 self._answer(
-                    one.answers,
-                    one.size,
-                    "" if one.pending.error is None else str(one.pending.error),
+                    block_out.answers,
+                    block_out.size,
+                    "" if block_out.pending.error is None else str(block_out.pending.error),
                 )
             if not out:
                 del self._out[topic]
@@ -242,13 +244,17 @@ class Gatherer:
         self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
         now = time.monotonic_ns()
         for out in list(self._out.values()):
-            late = [one for one in out if one.give_up_ns <= now and not one.pending.done]
+            late = [
+                block_out
+                for block_out in out
+                if block_out.give_up_ns <= now and not block_out.pending.done
+            ]
             if late:
-                self.engine.give_up([one.pending for one in late], self._too_late)
-            for one in late:
-                if not one.pending.done:  # it was sent and may be stored
-                    self._answer(one.answers, one.size, str(self._too_late(True)))
-                    one.answers, one.size, one.give_up_ns = [], 0, FAR_NS
+                self.engine.give_up([block_out.pending for block_out in late], self._too_late)
+            for block_out in late:
+                if not block_out.pending.done:  # it was sent and may be stored
+                    self._answer(block_out.answers, block_out.size, str(self._too_late(True)))
+                    block_out.answers, block_out.size, block_out.give_up_ns = [], 0, FAR_NS
         for key, waiting in list(self._gathers.items()):
             while waiting and waiting[0].give_up_ns <= now:
                 gather = waiting.popleft()

@@ -13,53 +13,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from typing import Any, Final
 
+from ....transport.client.asyncio.aio import Admin
 from ....transport.errors import ZsqError
 from ....transport.names import part_of
-from ....transport.wire.answers import ClusterAnswer
 from ....transport.wire.protocol import Spread
+from .subscription import Subscription
 
 log = logging.getLogger("zsq")
 
 LOOK_PAUSE_S: Final = 1.0  # the pause between two comparisons
 
 
-class Asked(Protocol):
-    """The part of `aio.Admin` that is used here."""
-
-    def cluster(self) -> Awaitable[ClusterAnswer]: ...
-
-    def topics(self) -> Awaitable[Mapping[str, Collection[str]]]: ...
-
-
-class Reader(Protocol):
-    """A consumer. `parts` is None if its topic has no parts."""
-
-    topic: str
-
-    @property
-    def parts(self) -> frozenset[int] | None: ...
-
-    def look_for_parts(self) -> None: ...
-
-
-def local_parts(names: Iterable[str]) -> dict[str, set[int]]:
+def parts_by_topic(names: Iterable[str]) -> dict[str, set[int]]:
     """Return the numbers of the parts among these names, by their topic."""
-    found: dict[str, set[int]] = {}
+    numbers: dict[str, set[int]] = {}
     for name in names:
         if (part := part_of(name)) is not None:
-            found.setdefault(part[0], set()).add(part[1])
-    return found
+            numbers.setdefault(part[0], set()).add(part[1])
+    return numbers
 
 
-class PartsHere:
+class LocalParts:
     """`readers` returns the consumers of the gateway."""
 
-    def __init__(self, admin: Asked, readers: Callable[[], Iterable[Reader]]) -> None:
+    def __init__(
+        self,
+        admin: Admin,
+        readers: Callable[[], Iterable[Subscription]],
+        *,
+        pause_s: float = LOOK_PAUSE_S,
+    ) -> None:
         self._admin = admin
         self._readers = readers
+        self._pause_s = pause_s
         self._me: int | None = None
         self._asking: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -90,23 +79,23 @@ class PartsHere:
         except ZsqError as error:
             log.debug("cannot ask for the number of this broker: %s", error)
             return
-        self._me = next((one["number"] for one in brokers if one["me"]), None)
+        self._me = next((broker["number"] for broker in brokers if broker["me"]), None)
 
     async def _look(self) -> None:
         while self._changed:
             self._changed = False
             if any(reader.parts is not None for reader in self._readers()):
                 try:
-                    here = local_parts(await self._admin.topics())
+                    local = parts_by_topic(await self._admin.topics())
                 except ZsqError as error:
                     log.debug("cannot list the topics: %s", error)
                 else:
                     for reader in list(self._readers()):
-                        if reader.parts is not None and reader.parts != here.get(
+                        if reader.parts is not None and reader.parts != local.get(
                             reader.topic, frozenset()
                         ):
                             reader.look_for_parts()
-            await asyncio.sleep(LOOK_PAUSE_S)
+            await asyncio.sleep(self._pause_s)
 
     @staticmethod
     def _start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.block.block import Block
+from .....transport.client.asyncio.aio import Admin, Reader
 from .....transport.client.core import redrive
 from .....transport.client.core.message import (
     StoredMessage,
@@ -32,12 +33,11 @@ from ..web.responses import ApiError, api_error
 from . import answers as bodies
 from .answers import HEADERS, answer, bad, number, parameters_of
 from .board import BoardRow, BoardView
-from .doing import BackgroundJobs
 from .history import CHANNEL_FIGURES, FINE, SPANS, TOPIC_FIGURES, stride
 from .letter_groups import kind_of, letter_groups
-from .losses import channel_details, chunk_rows, topic_details
+from .page_details import channel_details, chunk_rows, topic_details
+from .redrive_jobs import RedriveJobs
 from .sampler import Sampler
-from .source import BrokerData, Open, TopicReader
 
 ADMIN: Final = Action.MANAGE_TOPIC
 MESSAGES_MAX: Final = 100
@@ -61,11 +61,11 @@ class ReadHandlers:
 
     def __init__(
         self,
-        source: BrokerData,
-        open_reader: Open,
+        source: Admin,
+        open_reader: Callable[[str], Reader],
         stats: SharedStats,
         sampler: Sampler,
-        jobs: BackgroundJobs,
+        jobs: RedriveJobs,
         node: Callable[[], Awaitable[int]],
         looks: Limiter,
     ) -> None:
@@ -284,7 +284,7 @@ class ReadHandlers:
             start, head = await reader.head()
             first = max(start, _first_letter(sender, head))
             letters, at, missing = await _newest(topic, reader, first, head)
-            groups = letter_groups(letters)
+            groups = letter_groups((letter.headers, letter.timestamp_ns) for letter in letters)
             members = [
                 letter for letter in letters if chosen and kind_of(letter.headers).id == chosen
             ]
@@ -323,7 +323,7 @@ class ReadHandlers:
 
     @staticmethod
     async def _first(
-        parameters: Parameters, reader: TopicReader, topic: str, node: int, count: int
+        parameters: Parameters, reader: Reader, topic: str, node: int, count: int
     ) -> int:
         """Return the first offset to show, from the one parameter that gives it."""
         places = [
@@ -359,7 +359,7 @@ class ReadHandlers:
 
 
 async def _read(
-    topic: str, reader: TopicReader, first: int, head: int, count: int
+    topic: str, reader: Reader, first: int, head: int, count: int
 ) -> tuple[list[StoredMessage], int, int]:
     """Return messages from `first` on, the offset to continue at, and how many before it cannot be
     read.
@@ -385,7 +385,7 @@ async def _read(
 
 
 async def _newest(
-    topic: str, reader: TopicReader, first: int, head: int
+    topic: str, reader: Reader, first: int, head: int
 ) -> tuple[list[StoredMessage], int, int]:
     """Return the newest messages from `first` on, from where they are, and how many of these cannot
     be read.

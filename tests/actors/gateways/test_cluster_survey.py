@@ -5,12 +5,11 @@ waiting for one that does not answer.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from zsq.actors.gateways import cluster_asking
-from zsq.actors.gateways.cluster_asking import PLACES_MAX, ClusterAsking
+from zsq.actors.gateways.cluster_survey import LATE_S, PLACES_MAX, ClusterSurvey, OtherAdmin
 from zsq.actors.statistics.cluster import Report
 from zsq.transport.errors import (
     E_STANDBY,
@@ -57,12 +56,12 @@ class FakeAdmin:
 class World:
     """Brokers by their addresses. `opened` has the addresses of the clients that were made."""
 
-    def __init__(self, **brokers: FakeAdmin) -> None:
+    def __init__(self, late_s: float = LATE_S, /, **brokers: FakeAdmin) -> None:
         self.brokers = {f"tcp://{name}": one for name, one in brokers.items()}
         self.me = FakeAdmin("u0", addresses="tcp://me")
         self.me.brokers = [row(0, "me", me=True)]
         self.opened: list[str] = []
-        self.asking = ClusterAsking(self.me, self.open)
+        self.asking = ClusterSurvey(cast("Any", self.me), cast("Any", self.open), late_s=late_s)
 
     def open(self, url: str) -> FakeAdmin:
         self.opened.append(url)
@@ -100,11 +99,8 @@ def test_each_address_of_other_brokers_is_asked_and_none_of_this_one() -> None:
     assert sorted(world.opened) == ["tcp://one", "tcp://two"]
 
 
-def test_a_broker_that_hangs_is_away_and_the_others_are_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cluster_asking, "LATE_S", 0.01)
-    world = World(one=FakeAdmin("u1"), two=FakeAdmin("u2"))
+def test_a_broker_that_hangs_is_away_and_the_others_are_shown() -> None:
+    world = World(0.01, one=FakeAdmin("u1"), two=FakeAdmin("u2"))
     world.brokers["tcp://two"].hangs = True
     world.me.brokers = [row(1, "one"), row(2, "two")]
     found = world.report()
@@ -175,7 +171,7 @@ def test_a_broker_that_is_away_is_not_in_the_log_again_and_again() -> None:
     """It is in the report, and a page asks every few seconds."""
 
     async def run() -> bool:
-        async with cluster_asking.OtherAdmin("tcp://127.0.0.1:1", timeout=0.05) as admin:
+        async with OtherAdmin("tcp://127.0.0.1:1", timeout=0.05) as admin:
             with pytest.raises(ZsqError):
                 await admin.cluster()
             assert admin._made is not None

@@ -1,4 +1,4 @@
-"""Sharing: how the ready count (RDY) of an NSQ consumer is divided among parts. Pure.
+"""ReadyShares: how the ready count (RDY) of an NSQ consumer is divided among parts. Pure.
 
 The consumer has a subscription to each part that lies at this broker, each with a credit: how many
 messages its channel may have on the way to the consumer. The sum of the credits must never exceed
@@ -104,7 +104,7 @@ class Share:
         return max(self.since_ns, self.heard_ns) + self.patience_ns
 
 
-class Sharing:
+class ReadyShares:
     """The shares of one consumer. Parts are numbers. The time is passed in.
 
     After each change, and at `due_ns`, call `plan` and carry out its orders.

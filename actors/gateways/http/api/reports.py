@@ -10,7 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.errors import NotFound, ZsqError
+from .....transport.nsq.lookup import Node
 from .....transport.reports import BrokerStats
+from .....transport.units import NS_PER_MS
 from .....transport.wire.actions import Action
 from ....security.policy import STATS, UNWELL, Principal, visible
 from ....settings.options import NsqOptions
@@ -19,34 +21,32 @@ from ..web.body import QueryRequest, legal
 from ..web.responses import answer, plain, text
 from . import metrics
 from .broker import SharedStats
-from .lookup import LookupNode
 from .stats import as_nsq, as_text, health
 
 # Statistics of this age are used again, because clients request /ping often.
 HEALTH_AGE_S: Final = 1.0
 PRIMARY: Final = "primary"  # a standby has its own gateway
-_MS: Final = 1_000_000
 
 
-class Telling:
+class ReportHandlers:
     """The handlers of /ping, /ready, /health, /info, /stats and /metrics."""
 
     def __init__(
         self,
         stats: SharedStats,
-        node: LookupNode,
+        node: Node,
         nsq: NsqOptions,
         counted: metrics.RequestMetrics,
-        asked: QueryRequest,
+        query: QueryRequest,
     ) -> None:
         self._stats = stats
         self._node = node
         self._nsq = nsq
         self._counted = counted
-        self._asked = asked
+        self._query = query
 
     async def ping(self, request: Request) -> Response:
-        await self._asked(request)
+        await self._query(request)
         try:
             health_text = self._health(
                 await self._stats.recent(HEALTH_AGE_S), principal_of(request)
@@ -60,7 +60,7 @@ class Telling:
 
         A problem that /ping reports does not count: consumers can still take what is stored.
         """
-        await self._asked(request)
+        await self._query(request)
         try:
             await self._stats.recent(HEALTH_AGE_S)
         except ZsqError as error:
@@ -69,7 +69,7 @@ class Telling:
 
     async def health(self, request: Request) -> Response:
         """Answer 200 while the broker answers, whatever its role and its problems are."""
-        await self._asked(request)
+        await self._query(request)
         try:
             stats = await self._stats.recent(HEALTH_AGE_S)
         except ZsqError as error:
@@ -78,7 +78,7 @@ class Telling:
         return answer({"role": PRIMARY, "health": self._health(stats, principal_of(request))})
 
     async def info(self, request: Request) -> Response:
-        await self._asked(request)
+        await self._query(request)
         node, nsq = self._node, self._nsq
         return answer(
             {
@@ -88,9 +88,9 @@ class Telling:
                 "http_port": node.http_port,
                 "tcp_port": node.tcp_port,
                 "start_time": int((await self._stats.recent(HEALTH_AGE_S))["start_time"]),
-                "max_heartbeat_interval": nsq.max_heartbeat_interval_ms * _MS,
+                "max_heartbeat_interval": nsq.max_heartbeat_interval_ms * NS_PER_MS,
                 "max_output_buffer_size": nsq.max_output_buffer_size,
-                "max_output_buffer_timeout": nsq.max_output_buffer_timeout_ms * _MS,
+                "max_output_buffer_timeout": nsq.max_output_buffer_timeout_ms * NS_PER_MS,
                 "max_deflate_level": nsq.max_deflate_level,
                 "topology_zone": node.topology_zone,
                 "topology_region": node.topology_region,
@@ -98,7 +98,7 @@ class Telling:
         )
 
     async def stats(self, request: Request) -> Response:
-        parameters = await self._asked(request)
+        parameters = await self._query(request)
         topic, channel = parameters.get("topic") or "", parameters.get("channel") or ""
         stats, health_text = await self._about(topic, principal_of(request))
         shown = as_nsq(
@@ -147,7 +147,7 @@ class Telling:
         return {**shown, "topics": []}, health_text
 
     async def metrics(self, request: Request) -> Response:
-        await self._asked(request)
+        await self._query(request)
         begun = time.monotonic()
         try:
             stats: BrokerStats | None = await self._stats.fresh()

@@ -15,8 +15,8 @@ import zmq
 from support.broker import wait_for
 from support.router import make_router
 
-from zsq.actors.gateways import zeromq as unread
-from zsq.actors.gateways.zeromq import Unread
+from zsq.actors.gateways import unread
+from zsq.actors.gateways.unread import Unread
 from zsq.transport.wire import sockets
 
 SIZE = 1 << 20

@@ -18,8 +18,8 @@ from support.fake_lookupd import FakeLookupd
 from support.small_web import said
 
 import zsq.aio
-from zsq.actors.gateways.nsq import registering
-from zsq.actors.gateways.nsq.registering import Registrar
+from zsq.actors.gateways.nsq import registration
+from zsq.actors.gateways.nsq.registration import Registrar
 from zsq.transport.errors import UsageError
 from zsq.transport.nsq import lookup
 from zsq.transport.nsq.lookup import LookupFailed, Node
@@ -306,7 +306,7 @@ def test_a_lookupd_that_is_away_returns_no_channels() -> None:
 
 
 def test_a_lookupd_that_is_too_slow_returns_no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registering, "CHANNELS_S", 0.2)
+    monkeypatch.setattr(registration, "CHANNELS_S", 0.2)
 
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
         lookupd.web.answer = lambda _: None
@@ -348,7 +348,7 @@ def test_pauses_grow_up_to_a_limit_and_start_again_after_a_steady_time(
     steady: bool, expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    clock = itertools.count(0, registering.STEADY_S + 1 if steady else 0)
+    clock = itertools.count(0, registration.STEADY_S + 1 if steady else 0)
 
     async def sleep(pause_s: float) -> None:
         pauses.append(pause_s)
@@ -358,15 +358,15 @@ def test_pauses_grow_up_to_a_limit_and_start_again_after_a_steady_time(
     async def refused(self: object) -> None:
         raise OSError("nobody listens")
 
-    monkeypatch.setattr(registering, "PAUSE_S_MAX", 15)
-    monkeypatch.setattr(registering, "asyncio", SimpleNamespace(sleep=sleep, Event=asyncio.Event))
-    monkeypatch.setattr(registering, "random", SimpleNamespace(uniform=lambda low, high: 1.0))
-    monkeypatch.setattr(registering, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(registering._Lookupd, "_connection", refused)
+    monkeypatch.setattr(registration, "PAUSE_S_MAX", 15)
+    monkeypatch.setattr(registration, "asyncio", SimpleNamespace(sleep=sleep, Event=asyncio.Event))
+    monkeypatch.setattr(registration, "random", SimpleNamespace(uniform=lambda low, high: 1.0))
+    monkeypatch.setattr(registration, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(registration._Lookupd, "_connection", refused)
 
     async def main() -> None:
         with pytest.raises(Enough):
-            await registering._Lookupd("127.0.0.1:1", NODE, 1.0).run()
+            await registration._Lookupd("127.0.0.1:1", NODE, 1.0).run()
 
     asyncio.run(main())
     assert pauses == expected
@@ -375,10 +375,10 @@ def test_pauses_grow_up_to_a_limit_and_start_again_after_a_steady_time(
 def test_the_number_of_remembered_refused_registrations_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(registering, "REFUSED_MAX", 2)
+    monkeypatch.setattr(registration, "REFUSED_MAX", 2)
 
     async def main() -> None:
-        peer = registering._Lookupd("127.0.0.1:1", NODE, 1.0)
+        peer = registration._Lookupd("127.0.0.1:1", NODE, 1.0)
         for number in range(4):
             await refused_once(peer, (f"topic{number}", ""))
         assert peer.statistics()["refused"] == 2

@@ -26,8 +26,9 @@ from ...actors.supervisor.topics.registry_format import AWAY
 from ...storage.delayed.delayed import DelayedStore
 from ...storage.delayed.delayed_format import DelayedKey
 from ...storage.directory.store import Store, StoreOptions, TopicIdentity, open_store
-from ...storage.errors import ForeignDirectory
+from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
+from ...storage.log.log import Log
 from ...storage.log.log_format import DELAYED_NAME
 from ...storage.nsq.disk_queue import FILE_BYTES_MAX, DiskQueue
 from ...storage.nsq.disk_queue_format import (
@@ -43,6 +44,7 @@ from ...storage.nsq.disk_queue_format import (
     queue_name,
 )
 from ...storage.state.channel_row import ChannelRow
+from ...transport.block.block import Block
 from ...transport.errors import (
     E_DATA_LOSS,
     E_NOT_EMPTY,
@@ -56,8 +58,7 @@ from ...transport.errors import (
 )
 from ...transport.names import is_ephemeral
 from ...transport.wire.codec import user_headers
-from .importing import ID_HEADER
-from .source import MessageReader, StoredRecord
+from .nsqd_import import ID_HEADER
 
 NSQD_VERSION: Final = "1.3.0"
 BATCH_COUNT: Final = 500
@@ -102,6 +103,92 @@ class OffsetRun(NamedTuple):
     start: int
     end: int
     attempts: int
+
+
+READ_BYTES: Final = 1024 * 1024
+
+
+class StoredRecord(NamedTuple):
+    """One message as the log stores it. `headers` are packed."""
+
+    offset: int
+    timestamp_ns: int
+    attempts: int
+    body: bytes
+    key: bytes | None
+    tag: bytes | None
+    headers: bytes | None
+
+
+class MessageReader:
+    """Reads messages of a log by ranges of offsets. If these ascend, each block is read once.
+
+    Offsets below `start` were removed by retention. `notes` gets the missing messages. `lost`
+    counts the messages that were lost to damage.
+    """
+
+    def __init__(self, log: Log, start: int, notes: list[str]) -> None:
+        self._log = log
+        self._start = start
+        self._notes = notes
+        self.lost = 0
+
+    def messages(self, queue: str, spans: Iterable[tuple[int, int, int]]) -> Iterator[StoredRecord]:
+        """Yield the messages of each (start, end, attempts), in ascending order, for `queue`."""
+        blocks: list[Block] = []
+        for start, end, attempts in spans:
+            offset = start
+            while offset < end:
+                while blocks and blocks[0].next_offset <= offset:
+                    blocks.pop(0)
+                if not blocks:
+                    blocks = self._read(offset)
+                first = blocks[0].first_offset if blocks else end
+                if first > offset:
+                    self._gone(queue, offset, min(first, end))
+                    offset = first
+                    continue
+                block = blocks[0]
+                for index in range(
+                    offset - block.first_offset, min(end - block.first_offset, block.count)
+                ):
+                    yield _stored(block, index, attempts)
+                offset = block.next_offset
+
+    def _gone(self, queue: str, begin: int, end: int) -> None:
+        kept_from = min(max(begin, self._start), end)
+        if kept_from > begin:
+            self._notes.append(
+                f"{queue}: {kept_from - begin} messages from offset {begin} on were removed by "
+                "retention"
+            )
+        if end > kept_from:
+            self._notes.append(
+                f"{queue}: {end - kept_from} messages from offset {kept_from} on are damaged or "
+                "missing"
+            )
+            self.lost += end - kept_from
+
+    def _read(self, offset: int) -> list[Block]:
+        while True:
+            try:
+                return self._log.read(offset, READ_BYTES, self._log.end)
+            except Damaged:  # the next read skips the damage, and the gap is reported
+                continue
+
+
+def _stored(block: Block, index: int, attempts: int) -> StoredRecord:
+    body = block.body.value(index)
+    assert body is not None
+    return StoredRecord(
+        block.first_offset + index,
+        block.time_of(index),
+        attempts,
+        body,
+        block.key.value(index) if block.key is not None else None,
+        block.tag.value(index) if block.tag is not None else None,
+        block.headers.value(index) if block.headers is not None else None,
+    )
 
 
 def export_nsqd(

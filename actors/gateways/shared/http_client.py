@@ -47,20 +47,20 @@ class Url(NamedTuple):
 def parse_url(text: str) -> Url:
     """Parse an address. Raises `UsageError` if it is not a plain http or https address."""
     try:
-        found = urlsplit(text)
-        secure = found.scheme == "https"
-        host, port = found.hostname or "", found.port or (443 if secure else 80)
+        parts = urlsplit(text)
+        secure = parts.scheme == "https"
+        host, port = parts.hostname or "", parts.port or (443 if secure else 80)
     except ValueError as error:
         raise UsageError(
             E_BAD_ARGUMENT, f"{text[:200]!r} is not a valid address: {error}"
         ) from None
-    path = found.path or "/"
+    path = parts.path or "/"
     if (
-        found.scheme not in {"http", "https"}
+        parts.scheme not in {"http", "https"}
         or not _HOST.fullmatch(host)
-        or found.username is not None
-        or found.query
-        or found.fragment
+        or parts.username is not None
+        or parts.query
+        or parts.fragment
     ):
         raise UsageError(
             E_BAD_ARGUMENT,

@@ -15,7 +15,7 @@ from support import certificates
 from support.small_web import SmallWeb, said
 
 import zsq.aio
-from zsq.actors.gateways.shared.asking import BODY_MAX, NotAnswered, Url, Way, ask, parse_url
+from zsq.actors.gateways.shared.http_client import BODY_MAX, NotAnswered, Url, Way, ask, parse_url
 from zsq.transport.errors import UsageError
 from zsq.transport.nsq.tls import client_context, server_context
 

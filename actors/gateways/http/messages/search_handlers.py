@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, TypedDict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from .....transport.client.asyncio.aio import Reader
 from .....transport.client.core.message import id_of, removed
 from .....transport.client.core.message_search import TEXT_CHARS_MAX, SearchConditions, named
 from .....transport.errors import ZsqError
@@ -37,7 +38,6 @@ from ..console.answers import (
     number,
     parameters_of,
 )
-from ..console.source import Open, TopicReader
 from ..web.authority import Rights, rights_of
 from ..web.body import Parameters
 from ..web.places import Limiters, Stream, WorkTurns, holder_of
@@ -102,7 +102,7 @@ class Search(NamedTuple):
     from_ns: int | None
     to_ns: int | None
 
-    async def range(self, reader: TopicReader, start: int, head: int) -> SearchRange:
+    async def range(self, reader: Reader, start: int, head: int) -> SearchRange:
         """Return the offsets from which and up to which to search."""
         first, end = self.offset, head if self.end is None else min(head, self.end)
         if first is None:
@@ -158,10 +158,12 @@ def _time_ns(parameters: Parameters, name: str) -> int | None:
     return number(parameters, name, 0, -_TIME_MS_MAX, _TIME_MS_MAX) * 1_000_000
 
 
-class Searching:
+class SearchHandlers:
     """The handlers of /api/search and /api/download."""
 
-    def __init__(self, open_reader: Open, node: Node, limiters: Limiters) -> None:
+    def __init__(
+        self, open_reader: Callable[[str], Reader], node: Node, limiters: Limiters
+    ) -> None:
         self._open = open_reader
         self._node = node
         self._searches = WorkTurns(limiters.searches, SEARCHES_MAX)

@@ -1,35 +1,27 @@
-"""Handlers of the console's actions and their previews, and redrives as background jobs.
+"""Handlers of the console's actions and their previews.
 
 An action is a POST with names in the query and options in a JSON body. `authority.py` has already
 checked the permission for the names in the query. This module checks only the other topics that the
 body names.
 
-Redrives take longer than a request, so they are jobs with progress. Their number is limited, and
-each dead-letter topic has at most one. Jobs exist only in the gateway's memory. If the gateway
-dies, dead letters that were published but not finished are sent back a second time, as with the
-command line. None is lost.
+Redrives take longer than a request, so they are jobs (`redrive_jobs.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from typing import Any, Final, TypedDict, TypeVar, cast
+from typing import Any, Final, TypedDict, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .....transport.client.asyncio.aio import Consumer, Message, Producer, Reader
+from .....transport.client.asyncio.aio import Admin, Producer, Reader
 from .....transport.client.blocking.producer import ReceiptView
 from .....transport.client.core.asking import Place
-from .....transport.client.core.message import StoredMessage, id_of
-from .....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, SETTLED, Redrive
-from .....transport.errors import NotFound, Refused, ZsqError
+from .....transport.client.core.message import id_of
+from .....transport.errors import Refused, ZsqError
 from .....transport.names import check_name, part_of
 from .....transport.reports import ChannelStats
 from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
@@ -47,14 +39,13 @@ from ....security.policy import (
     check_address,
     check_dead_letters,
 )
-from ...limiter import Limiter
 from ..api.broker import SharedStats
-from ..web.authority import Rights, principal_of, rights_of
+from ..web.authority import Handler, principal_of, rights_of
 from ..web.body import JsonObject, Parameters, share_of
 from ..web.permissions import actions_of
 from ..web.places import Limiters, holder_of
 from ..web.responses import ApiError, api_error
-from . import losses
+from . import previews
 from .answers import (
     OPTIONS_BYTES_MAX,
     answer,
@@ -65,306 +56,7 @@ from .answers import (
     published,
     read_options,
 )
-from .source import BrokerData, Open, OpenProducer
-
-log = logging.getLogger("zsq")
-
-KEPT: Final = 20  # rows of jobs that have ended
-TIMEOUT_S: Final = 20.0
-REASONS_MAX: Final = 20  # the most reasons, and the most places, in a job's row
-
-
-class JobPlace(TypedDict):
-    topic: str
-    channel: str | None
-    count: int
-
-
-class JobRow(TypedDict):
-    """A job as pages get it.
-
-    `places` are the destinations of dead letters that the page's user may see. `reasons` count the
-    dead letters that stayed, by reason.
-    """
-
-    id: int
-    kind: str
-    topic: str
-    state: str
-    sent: int
-    left: int
-    total: int | None
-    places: list[JobPlace]
-    reasons: dict[str, int]
-    error: str
-    started_ms: int
-    ended_ms: int
-    by: str
-
-
-class Job:
-    """A redrive. Its `state` is running, done, stopped or failed."""
-
-    def __init__(
-        self,
-        number: int,
-        topic: str,
-        to: str | None,
-        channel: str | None,
-        count: int | None,
-        rights: Rights,
-        offsets: Sequence[int] | None = None,
-    ) -> None:
-        self.number = number
-        self.offsets = offsets
-        self.topic = topic
-        self.count = count
-        self.rights = rights
-        self.plan = Redrive(to, channel, 0)
-        self.given = to, channel
-        self.total: int | None = None
-        self.state = "running"
-        self.error = ""
-        self.stopping = asyncio.Event()
-        self.started_s = time.time()
-        self.ended_s = 0.0
-
-    def row(self, viewer: Principal) -> JobRow:
-        """Return the row. `viewer` sees only the places that they may view."""
-        plan = self.plan
-        reasons = sorted(plan.left.items(), key=lambda reason: -reason[1])[:REASONS_MAX]
-        return {
-            "id": self.number, "kind": "redrive", "topic": self.topic, "state": self.state, "sent": plan.total,
-            "left": sum(plan.left.values()), "total": self.total,
-            "places": [
-                {"topic": place.topic, "channel": place.channel, "count": count}
-                for place, count in [*plan.sent.items()][:REASONS_MAX] if viewer.may(Action.SEE, place.topic)
-            ],
-            "reasons": dict(reasons), "error": self.error, "started_ms": int(self.started_s * 1000), "ended_ms": int(self.ended_s * 1000),
-            "by": self.rights.principal.name,
-        }  # fmt: skip
-
-
-SentT = TypeVar("SentT", Message, StoredMessage)
-
-
-async def _finish_each(messages: Sequence[Message]) -> None:
-    for message in messages:
-        await message.finish()
-
-
-class BackgroundJobs:
-    """The redrives of a gateway.
-
-    `url` is the run directory. With it, the jobs read and publish as clients. `source` checks the
-    destinations on behalf of the job's user.
-    """
-
-    def __init__(self, url: str, stats: SharedStats, source: BrokerData, running: Limiter) -> None:
-        self._url = url
-        self._running = running
-        self._source = source
-        self._stats = stats
-        self._jobs: deque[Job] = deque(maxlen=KEPT)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._number = 0
-        self.version = 0
-        self.changed: Callable[[], None] = lambda: None
-
-    def rows(self, principal: Principal) -> list[JobRow]:
-        return [
-            job.row(principal)
-            for job in reversed(self._jobs)
-            if principal.may(Action.SEE, job.topic)
-        ]
-
-    def start(
-        self,
-        topic: str,
-        to: str | None,
-        channel: str | None,
-        count: int | None,
-        rights: Rights,
-        holder: str,
-        offsets: Sequence[int] | None = None,
-    ) -> Job:
-        if any(job.topic == topic and job.state == "running" for job in self._jobs):
-            raise ApiError(
-                409,
-                f"E_IN_USE a redrive of topic {topic} is running; stop it, or wait until it ends",
-            )
-        self._running.take(holder)
-        if len(self._jobs) == KEPT:
-            self._jobs.remove(next(job for job in self._jobs if job.state != "running"))
-        self._number += 1
-        job = Job(self._number, topic, to, channel, count, rights, offsets)
-        self._jobs.append(job)
-        task = asyncio.get_running_loop().create_task(self._work(job))
-        self._tasks.add(task)
-        task.add_done_callback(lambda _: self._running.give_back(holder))
-        task.add_done_callback(self._tasks.discard)
-        self._note()
-        return job
-
-    def stop(self, number: int, principal: Principal) -> Job:
-        for job in self._jobs:
-            if job.number == number and principal.may(Action.MANAGE_TOPIC, job.topic):
-                job.stopping.set()
-                return job
-        raise ApiError(404, f"E_NOT_FOUND job {number} does not exist")
-
-    def _note(self) -> None:
-        self.version += 1
-        self.changed()
-
-    async def _work(self, job: Job) -> None:
-        try:
-            await self._redrive(job)
-            job.state = "stopped" if job.stopping.is_set() else "done"
-        except ZsqError as error:
-            job.state, job.error = "failed", f"{error.code} {error.text}"
-        except Exception as error:
-            log.exception("the redrive of topic %s failed", job.topic)
-            job.state, job.error = "failed", f"E_INTERNAL {error!r}"
-        finally:
-            job.ended_s = time.time()
-            self._note()
-
-    async def _redrive(self, job: Job) -> None:
-        url, topic = self._url, job.topic
-        async with Reader(topic, url=url, timeout=TIMEOUT_S) as reader:
-            job.plan = Redrive(*job.given, (await reader.head())[1])
-            if job.offsets is not None:
-                await self._send_chosen(job, job.offsets, reader)
-                return
-        async with AsyncExitStack() as stack:
-            producer = await stack.enter_async_context(Producer(url, timeout=TIMEOUT_S))
-            label = f"redrive {job.number} (console)"
-            taking = Consumer(
-                topic,
-                CHANNEL,
-                url=url,
-                start="earliest",
-                ready=READY,
-                timeout=TIMEOUT_S,
-                label=label,
-            )
-            consumer = await stack.enter_async_context(taking)
-            waiting = await self._waiting(job)
-            job.total = waiting if job.count is None else min(waiting, job.count)
-            self._note()
-            try:
-                await self._take(job, consumer, producer)
-            finally:
-                await consumer.flush()
-
-    async def _take(self, job: Job, consumer: Consumer, producer: Producer) -> None:
-        """Send dead letters.
-
-        It ends when the count is reached, no dead letter waits, none arrived within TIMEOUT_S, or
-        the job is stopped.
-        """
-        plan, deadline_s = job.plan, time.monotonic() + TIMEOUT_S
-        while (
-            not job.stopping.is_set()
-            and not plan.at_end
-            and (job.count is None or plan.total < job.count)
-        ):
-            batch = await consumer.receive_batch(timeout=POLL_S)
-            if batch is not None:
-                deadline_s = time.monotonic() + TIMEOUT_S
-                await self._send(job, batch.messages(), producer, _finish_each)
-                continue
-            await consumer.flush()
-            waiting = await self._waiting(job)
-            if not waiting:
-                return
-            if time.monotonic() > deadline_s:
-                plan.left[NOT_COME] = waiting
-                return
-
-    async def _send_chosen(self, job: Job, offsets: Sequence[int], reader: Reader) -> None:
-        """Send the dead letters with these offsets, one by one, until the job is stopped."""
-        job.total = len(offsets)
-        self._note()
-
-        async def finish(letters: Sequence[StoredMessage]) -> None:
-            await self._source.skip(job.topic, CHANNEL, [letter.offset for letter in letters])
-
-        async with Producer(self._url, timeout=TIMEOUT_S) as producer:
-            for offset in offsets:
-                if job.stopping.is_set():
-                    return
-                if not await self._source.skip(job.topic, CHANNEL, [offset], preview=True):
-                    job.plan.leave(SETTLED)
-                    continue
-                try:
-                    letter = await reader.message(offset)
-                except NotFound as error:
-                    job.plan.leave(error.text)
-                    continue
-                await self._send(job, [letter], producer, finish)
-
-    async def _send(
-        self,
-        job: Job,
-        messages: Sequence[SentT],
-        producer: Producer,
-        finish: Callable[[Sequence[SentT]], Awaitable[None]],
-    ) -> None:
-        """Send these messages. `finish` finishes those that are durable in their target."""
-        plan = job.plan
-        principal = await self._permitted(job)
-        for route in plan.unknown(messages):
-            # Any publisher may have written the origin in the dead letter.
-            try:
-                principal.require(Action.PUBLISH, route.place.topic)
-                if route.place.channel:
-                    check_address(principal, route.place.topic)
-                await self._source.redrive_to(job.topic, *route.place, route.origin, route.chosen)
-            except ZsqError as error:
-                plan.known(route, error)
-            else:
-                plan.known(route)
-        for group in plan.groups(messages, READY if job.count is None else job.count - plan.total):
-            principal.require(Action.PUBLISH, group.place.topic)
-            await producer.publish_many(
-                group.place.topic,
-                [message.body for message in group.messages],
-                keys=[message.key for message in group.messages],
-                tags=[message.tag for message in group.messages],
-                headers=group.headers,
-            )
-            await finish(group.messages)
-            plan.was_sent(group)
-        self._note()
-
-    @staticmethod
-    async def _permitted(job: Job) -> Principal:
-        """Return the user of the job, by the rules that apply now.
-
-        Raises `Refused` (E_FORBIDDEN) if they no longer permit the redrive. The job then fails. The
-        dead letters that it has received and not sent stay in their topic.
-        """
-        principal = await job.rights.now()
-        for action in actions_of("POST", "/api/redrive"):
-            principal.require(action, job.topic)
-        return principal
-
-    async def _waiting(self, job: Job) -> int:
-        row = whole_topic(await self._stats.fresh(job.topic), job.topic).channel(CHANNEL)
-        assert row is not None
-        return job.plan.waiting(row)
-
-    async def close(self) -> None:
-        """Stop the jobs after their current batch. Unanswered dead letters stay in their topic."""
-        for job in self._jobs:
-            job.stopping.set()
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=5)
-        for task in self._tasks:
-            task.cancel()
-
+from .redrive_jobs import RedriveJobs
 
 KEYS_MAX: Final = 1_000
 CLOCKS_DIFFER_S: Final = 60.0  # a time this far ahead still counts as now, as for the broker
@@ -380,18 +72,18 @@ class TopicChanges(RetentionSettings, total=False):
 Do = Callable[[str, str, JsonObject, Principal], Awaitable[Mapping[str, object]]]
 
 
-class Doing:
+class ActionHandlers:
     """The handlers of actions. `stir` is called after each action, so that pages show its
     effect. `node` returns the number of the broker's node, for the ids of messages.
     """
 
     def __init__(
         self,
-        source: BrokerData,
-        open_reader: Open,
-        open_producer: OpenProducer,
+        source: Admin,
+        open_reader: Callable[[str], Reader],
+        open_producer: Callable[[], Producer],
         stats: SharedStats,
-        jobs: BackgroundJobs,
+        jobs: RedriveJobs,
         limiters: Limiters,
         stir: Callable[[], None],
         node: Callable[[], Awaitable[int]],
@@ -405,7 +97,7 @@ class Doing:
         self._stir = stir
         self._limiters = limiters
 
-    def table(self) -> dict[str, Callable[[Request], Awaitable[Response]]]:
+    def table(self) -> dict[str, Handler]:
         source = self._source
         actions: dict[str, Do] = {
             "/api/topic/create": self._create_topic,
@@ -463,7 +155,7 @@ class Doing:
             "/api/topic/publish": self._publish,
         }
 
-    def _handler(self, action: str, do: Do) -> Callable[[Request], Awaitable[Response]]:
+    def _handler(self, action: str, do: Do) -> Handler:
         """Return the handler of an action. `action` has the name that its preview has."""
         with_channel = action.startswith("channel.")
 
@@ -722,7 +414,7 @@ class Doing:
         to: object,
         keys: int | None = None,
         offsets: Sequence[int] | None = None,
-    ) -> losses.Preview:
+    ) -> previews.Preview:
         """`to` is a position in the form of the body of a seek."""
         combined = whole_topic(await self._stats.fresh(topic), topic)
         channel_row: ChannelStats | None = None
@@ -734,10 +426,10 @@ class Doing:
         chosen = None
         if offsets is not None:
             chosen = len(offsets), await self._unfinished(combined, channel or REDRIVE, offsets)
-        request = losses.ActionRequest(
+        request = previews.ActionRequest(
             combined.row, channel_row, offset, keys, chosen, combined.missing
         )
-        return losses.preview(action, request)
+        return previews.preview(action, request)
 
     async def _unfinished(
         self, combined: WholeTopic, channel: str, offsets: Sequence[int]
@@ -775,15 +467,15 @@ class Doing:
         seen = _seen(options.pop("seen"))
         if action == "topic.close" and _side(options) == "consumers":
             action = "topic.close.consumers"
-        now: losses.SeenCounts
-        if losses.has_preview(action):
+        now: previews.SeenCounts
+        if previews.has_preview(action):
             to = options.get("to") if action == "channel.seek" else None
             offsets = _offsets(options) if "offsets" in options else None
             now = (await self._preview(action, topic, channel, to, offsets=offsets))["seen"]
         else:
             row = whole_topic(await self._stats.fresh(topic), topic).row
             now = {"uuid": row["uuid"], "counts": {}}
-        if changed := losses.change(seen, now):
+        if changed := previews.change(seen, now):
             raise ApiError(409, f"E_CHANGED {changed}")
 
 
@@ -799,7 +491,7 @@ def _place(parameters: Parameters) -> object:
     return {"time_ms": int(to[5:])}
 
 
-def _seen(seen: object) -> losses.SeenCounts:
+def _seen(seen: object) -> previews.SeenCounts:
     """Return what the user of an action has seen. Raises `ApiError` if it has another form."""
     if isinstance(seen, dict) and isinstance(seen.get("uuid"), str):
         counts = seen.get("counts")

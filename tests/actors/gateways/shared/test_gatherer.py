@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from zsq.actors.gateways.shared import publishing
-from zsq.actors.gateways.shared.publishing import AHEAD_MAX, BLOCK_BYTES, WORTH_BYTES, Gatherer
+from zsq.actors.gateways.shared import gatherer as module
+from zsq.actors.gateways.shared.gatherer import AHEAD_MAX, BLOCK_BYTES, WORTH_BYTES, Gatherer
 from zsq.transport.block.block_format import BLOCK_COUNT_MAX
 
 
@@ -139,7 +139,7 @@ def test_the_bytes_of_unanswered_publishes_are_bounded(
     """The limit is for all connections together. While it is reached, the gateway reads from none
     of them. It reads again when answers arrive.
     """
-    monkeypatch.setattr(publishing, "PENDING_BYTES_MAX", 3 * BLOCK_BYTES)
+    monkeypatch.setattr(module, "PENDING_BYTES_MAX", 3 * BLOCK_BYTES)
 
     async def work(gatherer: Counting) -> None:
         for _ in range(3):
@@ -178,7 +178,7 @@ def test_lanes_that_are_not_used_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients choose the names of topics, and each lane needs a link and a socket."""
-    monkeypatch.setattr(publishing, "LANES_MAX", 5)
+    monkeypatch.setattr(module, "LANES_MAX", 5)
 
     async def work(gatherer: Counting) -> None:
         for number in range(8):
@@ -197,7 +197,7 @@ def test_lanes_that_are_not_used_are_closed(
         gatherer._drop_idle(now)
         assert list(gatherer.engine.lanes) == ["topic0", "topic4", "topic5", "topic6", "topic7"]
         assert len(gatherer.engine.links) == 5
-        gatherer._drop_idle(now + publishing.LANE_IDLE_NS)
+        gatherer._drop_idle(now + module.LANE_IDLE_NS)
         assert list(gatherer.engine.lanes) == list(gatherer._used_ns) == ["topic0"]
         await publish(gatherer, b"body")
         assert "topic" in gatherer.engine.lanes

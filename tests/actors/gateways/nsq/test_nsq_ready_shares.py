@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.actors.gateways.nsq.sharing import (
+from zsq.actors.gateways.nsq.ready_shares import (
     FAR_NS,
     KEEN_NS,
     PATIENCE_NS,
     PATIENCE_NS_MAX,
     TURN_NS,
     Order,
-    Sharing,
+    ReadyShares,
 )
 
 MS = 1_000_000
 
 
-def sharing(ready: int, parts: int) -> Sharing:
-    made = Sharing()
+def sharing(ready: int, parts: int) -> ReadyShares:
+    made = ReadyShares()
     for part in range(parts):
         made.join(part)
     made.set_ready(ready)
