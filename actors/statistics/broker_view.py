@@ -119,8 +119,9 @@ class TopicProcesses:
         child = self.child(channel)
         if child is not None and ("next_offset" if channel else "storage") in child.stats:
             return child
-        owner = self.channels.get(channel, self)
-        return owner.predecessor or child
+        if not channel:
+            return self.predecessor or child
+        return self.channels[channel].predecessor or child if channel in self.channels else None
 
 
 _NOT_REPORTED: Final[Mapping[str, object]] = {}
