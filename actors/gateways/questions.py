@@ -24,7 +24,7 @@ AHEAD_MAX: Final = 32  # the most requests of a holder that the supervisor has a
 PATIENCE_NS: Final = 120_000_000_000
 
 
-class Asker(NamedTuple):
+class WaitingClient(NamedTuple):
     """A client that waits for an answer. `request` is its own number of the request."""
 
     client: bytes
@@ -40,7 +40,7 @@ class _Question:
         self.holder = holder
         self.same = same
         self.frames = frames
-        self.askers: dict[Asker, int] = {}
+        self.askers: dict[WaitingClient, int] = {}
         self.sent_ns = 0
 
 
@@ -71,7 +71,12 @@ class Questions:
         return self._count.taken
 
     def ask(
-        self, holder: str, asker: Asker, frames: Sequence[Any], size: int, same: Hashable = None
+        self,
+        holder: str,
+        asker: WaitingClient,
+        frames: Sequence[Any],
+        size: int,
+        same: Hashable = None,
     ) -> None:
         """Let a request wait for its turn.
 
@@ -116,7 +121,7 @@ class Questions:
         question = self._sent.get(ticket)
         return () if question is None else question.frames
 
-    def answered(self, ticket: int) -> list[Asker]:
+    def answered(self, ticket: int) -> list[WaitingClient]:
         """Return the clients that wait for the answer with this ticket."""
         question = self._sent.pop(ticket, None)
         if question is None:
@@ -168,7 +173,7 @@ class Questions:
         if self._same.get(question.same) is question:
             del self._same[question.same]
 
-    def _forget(self, question: _Question, asker: Asker) -> None:
+    def _forget(self, question: _Question, asker: WaitingClient) -> None:
         self._give_back(question.holder, question.askers.pop(asker))
         own = self._of_client.get(asker.client)
         if own is not None:

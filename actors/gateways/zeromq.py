@@ -58,7 +58,7 @@ from ..security.curve import ZAP_ENDPOINT, CurveAuthentication
 from ..settings import options
 from ..settings.starts import ZeroMqStart
 from .limiter import Bound
-from .questions import Asker, Questions
+from .questions import Questions, WaitingClient
 from .stage_owners import StageOwners
 from .unread import Unread, budget_bytes
 
@@ -320,7 +320,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         try:
             self.questions.ask(
                 holder,
-                Asker(client, request),
+                WaitingClient(client, request),
                 (frame, message, link.key),
                 len(frame),
                 same,
@@ -528,7 +528,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             )
             self.lookups.ask(
                 self._holder(client, key),
-                Asker(client, message.request),
+                WaitingClient(client, message.request),
                 (_Opening(client, message, key, lookup, descriptor_of(control)),),
                 len(encode(lookup)),
             )

@@ -48,7 +48,7 @@ MESSAGE_BYTES: Final = 1024 * 1024
 _LOOPBACK: Final = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
 
 
-class Outcome(NamedTuple):
+class ReadOutcome(NamedTuple):
     """The outcome of a job: the entries that it read, and its result or its error."""
 
     new: NewEntries
@@ -148,16 +148,16 @@ class ClusterReader:
         if self._thread.pending >= ORDERS_MAX:
             raise Refused(E_LIMIT, f"{ORDERS_MAX} orders wait for the cluster's store, the limit")
 
-    def _submit(self, job: Callable[[], int], then: Callable[[Outcome], None]) -> None:
+    def _submit(self, job: Callable[[], int], then: Callable[[ReadOutcome], None]) -> None:
         def take(value: object) -> None:
             if isinstance(value, Exception):
                 raise value
-            assert isinstance(value, Outcome)
+            assert isinstance(value, ReadOutcome)
             then(value)
 
         self._thread.submit(take, partial(self._carry_out, job))
 
-    def _answer(self, request: int, outcome: Outcome) -> None:
+    def _answer(self, request: int, outcome: ReadOutcome) -> None:
         self._heard(outcome)
         error = outcome.error
         if isinstance(error, VoidEntry):
@@ -168,7 +168,7 @@ class ClusterReader:
             data = {"number": outcome.number} if outcome.number >= 0 else {}
             self._send(p.Done(request, data))
 
-    def _heard(self, outcome: Outcome) -> None:
+    def _heard(self, outcome: ReadOutcome) -> None:
         if outcome.is_all:
             self._tell_trouble("")
         else:
@@ -191,7 +191,7 @@ class ClusterReader:
 
     # In the thread
 
-    def _carry_out(self, job: Callable[[], int]) -> Outcome:
+    def _carry_out(self, job: Callable[[], int]) -> ReadOutcome:
         number, failure = -1, None
         try:
             if not self._is_checked:
@@ -202,7 +202,7 @@ class ClusterReader:
             failure = error
             if not self._is_checked:
                 self._retry_ns = time.monotonic_ns() + int(PAUSE_S * NS_PER_S)
-        return Outcome(self._log.take(), number, failure)
+        return ReadOutcome(self._log.take(), number, failure)
 
     def _read(self) -> int:
         self._log.read_on()

@@ -19,7 +19,7 @@ REGISTRY_NAME: Final = "registry.json"
 REGISTRY_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
-class Registry(NamedTuple):
+class RegistryCopy(NamedTuple):
     """The registry as it was read: its bytes, the uuids of the topics that are shipped, and all.
 
     `version` is how many times this process had read a new one then.
@@ -38,13 +38,13 @@ class RegistryWatch:
     def __init__(self, files: Files, data_dir: str) -> None:
         self._files = files
         self.path = f"{data_dir}/{REGISTRY_NAME}"
-        self.current = Registry((0, 0, 0), b"", frozenset(), frozenset(), 0)
+        self.current = RegistryCopy((0, 0, 0), b"", frozenset(), frozenset(), 0)
         """The registry as it was read last. Its version is 0 if it was never read."""
         self.is_due = True
         """True if the next tick must have it."""
         self.number = -1
         """The number of the newest tick with a registry, which may be on its way."""
-        self.in_bucket: Registry | None = None
+        self.in_bucket: RegistryCopy | None = None
         """The newest registry in the bucket, or None if this process has shipped none."""
 
     def look(self) -> bool:
@@ -63,17 +63,17 @@ class RegistryWatch:
             row["uuid"] for row in rows if row.get("retention", {}).get("archive", "on") != "off"
         )
         topics = frozenset(row["uuid"] for row in rows)
-        self.current = Registry(mark, data, shipped, topics, self.current.version + 1)
+        self.current = RegistryCopy(mark, data, shipped, topics, self.current.version + 1)
         self.is_due = True
         return True
 
-    def take(self, number: int) -> Registry | None:
+    def take(self, number: int) -> RegistryCopy | None:
         """Return the registry if the tick with this number must have it."""
         if not self.is_due:
             return None
         self.is_due, self.number = False, number
         return self.current
 
-    def shipped(self, registry: Registry) -> None:
+    def shipped(self, registry: RegistryCopy) -> None:
         """Note that a tick with this registry exists, and all before it."""
         self.in_bucket = registry

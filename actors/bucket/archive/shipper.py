@@ -111,7 +111,7 @@ class RegistryWait(NamedTuple):
     then: Callable[[int], object]
 
 
-class Takeover(NamedTuple):
+class BegunTakeover(NamedTuple):
     """A takeover that was begun at `begun_ns`, and the standbys that were known then."""
 
     ship_log: ShipLog
@@ -204,7 +204,7 @@ class Shipper:
     def _begin_takeover(self) -> None:
         self._control.submit(self._took_over, self._take_over)
 
-    def _take_over(self) -> Takeover:
+    def _take_over(self) -> BegunTakeover:
         """Read or make the identity of this data directory, and take over. Runs in a thread."""
         copy = self._read_copy()
         is_new = copy is None or copy.archive != self._archive
@@ -227,7 +227,7 @@ class Shipper:
         )
         if copy.after >= 0:
             self._write_copy(Copy(copy.archive, copy.copy))
-        return Takeover(ship_log, taken, notices, begun_ns)
+        return BegunTakeover(ship_log, taken, notices, begun_ns)
 
     def _read_copy(self) -> Copy | None:
         path = f"{self._data_dir}/{COPY_NAME}"
@@ -260,7 +260,7 @@ class Shipper:
         self._retry_ns = time.monotonic_ns() + int(self._pause_s * NS_PER_S)
         self._pause_s = min(2 * self._pause_s, self._limits.pause_s_max)
 
-    def _begin(self, takeover: Takeover) -> None:
+    def _begin(self, takeover: BegunTakeover) -> None:
         """Ship from now on."""
         ship_log, taken, notices, begun_ns = takeover
         self.primacy.looked(notices)

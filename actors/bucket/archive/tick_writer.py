@@ -24,7 +24,7 @@ from ....transport.units import NS_PER_S
 from ...primitives.boot_clock import boot_ns
 from ...runtime.worker_thread import WorkerThread
 from .primacy import Primacy
-from .registry_watch import Registry, RegistryWatch
+from .registry_watch import RegistryCopy, RegistryWatch
 from .tick_encoder import Encoded, TickEncoder
 from .tick_plan import TickPlan
 from .tick_queue import WaitingPiece
@@ -37,7 +37,7 @@ class Flight:
     number: int
     pieces: Sequence[WaitingPiece]
     pause_s: float
-    registry: Registry | None = None
+    registry: RegistryCopy | None = None
     """The registry that the tick has, if it has one."""
     tick: EncodedTick | None = None
     terms: Terms = NO_STANDBY

@@ -21,7 +21,7 @@ Place = tuple[int, int]
 """The base offset of a chunk, and a position in its file."""
 
 
-class Stretch(NamedTuple):
+class LogStretch(NamedTuple):
     """Ranges of chunk files, the place where they end, and the offset that the log has then.
 
     `is_full` is True if more of the log is synced.
@@ -94,14 +94,14 @@ class LogCursor:
         first = bisect_left(bases, self.kept_from)
         return next(base for base in bases[first:] if base not in archived)
 
-    def next_stretch(self, bytes_max: int) -> Stretch:
+    def next_stretch(self, bytes_max: int) -> LogStretch:
         """Return what goes into the next piece."""
         ranges, place, is_full = self._ranges(bytes_max)
         if is_full:
             ranges, place = self._cut_at_mark(ranges, place)
-        return Stretch(ranges, place, self.end_at(place), is_full)
+        return LogStretch(ranges, place, self.end_at(place), is_full)
 
-    def advance(self, stretch: Stretch) -> None:
+    def advance(self, stretch: LogStretch) -> None:
         """Note that a piece has this stretch."""
         self.place, self.end = stretch.place, stretch.end
 

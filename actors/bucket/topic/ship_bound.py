@@ -16,7 +16,7 @@ from ....transport.units import NS_PER_S
 from .change_queue import ChangeQueue
 from .offset_reserve import OffsetReserve
 from .piece_window import Shipped
-from .sync_marks import Mark, ShipPace, SyncMarks
+from .sync_marks import ShipPace, SyncMark, SyncMarks
 
 ALARM_S: Final = 5.0  # an alarm is raised when publishes have waited this long
 
@@ -57,7 +57,7 @@ class ShipBound:
         """Note how much of the log is synced."""
         synced = self._log.written_bytes - self._log.unsynced_bytes
         place = self._log.synced_place
-        mark = Mark(*place, time.monotonic_ns(), synced, self._pace.shipped)
+        mark = SyncMark(*place, time.monotonic_ns(), synced, self._pace.shipped)
         self._marks.note(mark, self._shipped.end, force=force)
 
     def note_shipped(self) -> None:

@@ -18,7 +18,7 @@ LIMIT_FIRST: Final = 16 << 20  # for each second of the bound
 LIMIT_LEAST: Final = 1 << 20
 
 
-class Mark(NamedTuple):
+class SyncMark(NamedTuple):
     """A sync of the log: all before this place was synced at `time_ns` (monotonic)."""
 
     chunk: int
@@ -39,12 +39,12 @@ class SyncMarks:
     """The marks in the order of the log. At most `MARKS_MAX` are kept."""
 
     def __init__(self) -> None:
-        self._marks: deque[Mark] = deque()
+        self._marks: deque[SyncMark] = deque()
 
     def __len__(self) -> int:
         return len(self._marks)
 
-    def note(self, mark: Mark, known: int, *, force: bool = False) -> None:
+    def note(self, mark: SyncMark, known: int, *, force: bool = False) -> None:
         """Add a mark if it is beyond the last one, and beyond the offset `known`."""
         last = self._marks[-1].offset if self._marks else -1
         if mark.offset <= max(known, last) and not force:
@@ -54,7 +54,7 @@ class SyncMarks:
             self._marks = deque([kept[0], *kept[1:-1:2], kept[-1]])
         self._marks.append(mark)
 
-    def drop(self, shipped_end: int) -> tuple[Mark, Mark] | None:
+    def drop(self, shipped_end: int) -> tuple[SyncMark, SyncMark] | None:
         """Forget the marks of what is shipped. Return the first and the last of them, if any."""
         first = last = None
         while self._marks and self._marks[0].offset <= shipped_end:
@@ -101,12 +101,12 @@ class ShipPace:
         self._changed_ns = 0
 
     def is_full(self, written: int) -> bool:
-        """Return True if no more may be written. `written` counts as `Mark.written`."""
+        """Return True if no more may be written. `written` counts as `SyncMark.written`."""
         is_full = written - self.shipped > self.limit
         self._was_full = self._was_full or is_full
         return is_full
 
-    def note(self, first: Mark, last: Mark, now_ns: int) -> None:
+    def note(self, first: SyncMark, last: SyncMark, now_ns: int) -> None:
         """Note that all between these marks is in the bucket now."""
         self.shipped = max(self.shipped, last.written)
         age_ns, taken = now_ns - first.time_ns, first.written - first.shipped

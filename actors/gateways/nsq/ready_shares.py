@@ -49,7 +49,7 @@ RESTS: Final = 4  # the rest after an empty turn, in patiences of all parts
 FAR_NS: Final = 1 << 62
 
 
-class Order(NamedTuple):
+class CreditOrder(NamedTuple):
     """The next credit of a part. The channel must confirm it if it `lowers` the credit."""
 
     part: int
@@ -172,20 +172,20 @@ class ReadyShares:
 
     # The plan
 
-    def plan(self, now_ns: int) -> list[Order]:
+    def plan(self, now_ns: int) -> list[CreditOrder]:
         """Return the credits to change now. Set `due_ns`, the time to plan again at the latest."""
         self.due_ns = FAR_NS
         wanted = self._wanted(now_ns)
         return [*self._lowered(wanted), *self._raised(wanted, now_ns)]
 
-    def _lowered(self, wanted: dict[int, int]) -> Iterator[Order]:
+    def _lowered(self, wanted: dict[int, int]) -> Iterator[CreditOrder]:
         for part, ready in wanted.items():
             share = self._shares[part]
             if ready < share.ready and not share.is_lowering:
                 share.ready, share.is_lowering = ready, True
-                yield Order(part, ready, True)
+                yield CreditOrder(part, ready, True)
 
-    def _raised(self, wanted: dict[int, int], now_ns: int) -> Iterator[Order]:
+    def _raised(self, wanted: dict[int, int], now_ns: int) -> Iterator[CreditOrder]:
         room = self.ready - self.used
         for part, most in wanted.items():
             share = self._shares[part]
@@ -200,7 +200,7 @@ class ReadyShares:
                 share.full_ns = now_ns
             share.ready = share.granted = ready
             room -= share.used - before
-            yield Order(part, ready, False)
+            yield CreditOrder(part, ready, False)
 
     def _wanted(self, now_ns: int) -> dict[int, int]:
         """Return the credit that each part should have, in the order in which they get it."""

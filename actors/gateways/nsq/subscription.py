@@ -13,9 +13,9 @@ What happens:
 
 * SUB, and the broker answers that the topic has parts: each part here gets a leg. SUB is answered
   when all legs are open, or after `SUB_S` if one is.
-* RDY, a delivery, an answer, or a time that `ready_shares.py` sets: credits change, each by a Ready.
-  A credit that is lowered is followed by a Touch without a delivery. The channel answers it at
-  once, behind all deliveries that it has sent.
+* RDY, a delivery, an answer, or a time that `ready_shares.py` sets: credits change, each by a
+  Ready. A credit that is lowered is followed by a Touch without a delivery. The channel answers it
+  at once, behind all deliveries that it has sent.
 * A leg loses its link: its messages are forgotten. It opens again, with a credit of 0.
 * A minute has passed, or the topics of the broker have changed: the engine asks for the parts, and
   opens legs for new ones.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsq.actors.gateways.limiter import Bound
-from zsq.actors.gateways.questions import PATIENCE_NS, Asker, Questions
+from zsq.actors.gateways.questions import PATIENCE_NS, Questions, WaitingClient
 from zsq.transport.errors import E_LIMIT, Refused
 
 AHEAD = 2
@@ -32,7 +32,7 @@ def questions(each: int = 50, size: int = 1_000) -> Questions:
 @given(STEPS)
 def test_each_request_of_a_client_that_stays_is_answered_once(steps: list[tuple[str, ...]]) -> None:
     waiting, open_tickets, request = questions(), list[int](), 0
-    asked, answered, ahead = set[Asker](), Counter[Asker](), dict[int, str]()
+    asked, answered, ahead = set[WaitingClient](), Counter[WaitingClient](), dict[int, str]()
 
     def take_turns() -> None:
         while (turn := waiting.next(1)) is not None:
@@ -51,7 +51,7 @@ def test_each_request_of_a_client_that_stays_is_answered_once(steps: list[tuple[
     for step in steps:
         if step[0] == "ask":
             request += 1
-            asker = Asker(step[1].encode(), request)
+            asker = WaitingClient(step[1].encode(), request)
             waiting.ask(step[1][0], asker, (step[1][0],), 1, step[2])
             asked.add(asker)
         elif step[0] == "left":
@@ -72,8 +72,8 @@ def test_each_request_of_a_client_that_stays_is_answered_once(steps: list[tuple[
 def test_a_holder_with_many_requests_leaves_the_others_their_turns() -> None:
     waiting = questions()
     for number in range(40):
-        waiting.ask("greedy", Asker(b"g", number), ("greedy",), 1)
-    waiting.ask("other", Asker(b"o", 1), ("other",), 1)
+        waiting.ask("greedy", WaitingClient(b"g", number), ("greedy",), 1)
+    waiting.ask("other", WaitingClient(b"o", 1), ("other",), 1)
     turns = [waiting.next(1) for _ in range(4)]
     assert [turn[1][0] if turn else None for turn in turns] == ["greedy", "other", "greedy", None]
     assert turns[0] is not None
@@ -84,12 +84,12 @@ def test_a_holder_with_many_requests_leaves_the_others_their_turns() -> None:
 def test_requests_and_their_bytes_are_bounded_for_each_holder() -> None:
     waiting = questions(each=3, size=10)
     for number in range(3):
-        waiting.ask("greedy", Asker(b"g", number), (), 1)
+        waiting.ask("greedy", WaitingClient(b"g", number), (), 1)
     with pytest.raises(Refused, match=rf"{E_LIMIT} the limit of 3 unanswered requests for greedy"):
-        waiting.ask("greedy", Asker(b"g", 3), (), 1)
+        waiting.ask("greedy", WaitingClient(b"g", 3), (), 1)
     with pytest.raises(Refused, match="limit of 10 bytes of unanswered requests for other"):
-        waiting.ask("other", Asker(b"o", 1), (), 11)
-    waiting.ask("other", Asker(b"o", 1), (), 10)
+        waiting.ask("other", WaitingClient(b"o", 1), (), 11)
+    waiting.ask("other", WaitingClient(b"o", 1), (), 10)
     waiting.left(b"g")
     assert len(waiting) == 1
     assert [turn[0] for turn in [waiting.next(1)] if turn] == [1]
@@ -99,19 +99,21 @@ def test_requests_and_their_bytes_are_bounded_for_each_holder() -> None:
 def test_equal_requests_that_wait_become_one() -> None:
     waiting = questions()
     for number in range(10):
-        waiting.ask("a", Asker(b"%d" % (number % 2), number), ("a",), 1, "stats")
+        waiting.ask("a", WaitingClient(b"%d" % (number % 2), number), ("a",), 1, "stats")
     first = waiting.next(1)
     assert first is not None
-    waiting.ask("a", Asker(b"3", 11), ("a",), 1, "stats")  # the first one may be computed already
+    waiting.ask(
+        "a", WaitingClient(b"3", 11), ("a",), 1, "stats"
+    )  # the first one may be computed already
     assert len(waiting.answered(first[0])) == 10
     second = waiting.next(1)
     assert second is not None
-    assert waiting.answered(second[0]) == [Asker(b"3", 11)]
+    assert waiting.answered(second[0]) == [WaitingClient(b"3", 11)]
 
 
 def test_an_answer_that_never_comes_frees_its_place() -> None:
     waiting = questions()
-    waiting.ask("a", Asker(b"a", 1), (), 1)
+    waiting.ask("a", WaitingClient(b"a", 1), (), 1)
     turn = waiting.next(1)
     assert turn is not None
     assert waiting.expire(PATIENCE_NS) == []

@@ -12,8 +12,8 @@ from zsq.actors.bucket.topic.sync_marks import (
     LIMIT_FIRST,
     LIMIT_LEAST,
     MARKS_MAX,
-    Mark,
     ShipPace,
+    SyncMark,
     SyncMarks,
 )
 
@@ -21,8 +21,8 @@ S = 1_000_000_000
 MIB = 1 << 20
 
 
-def mark(offset: int, time_ns: int = 0) -> Mark:
-    return Mark(0, 10 * offset, offset, time_ns)
+def mark(offset: int, time_ns: int = 0) -> SyncMark:
+    return SyncMark(0, 10 * offset, offset, time_ns)
 
 
 def test_marks_are_kept_until_they_are_shipped() -> None:
@@ -56,7 +56,7 @@ class Pipe:
     def __init__(self, rate: int, bound_ns: int = S) -> None:
         self.rate = rate  # bytes that the bucket takes in a second
         self.pace = ShipPace(bound_ns)
-        self.marks: deque[Mark] = deque()
+        self.marks: deque[SyncMark] = deque()
         self.written = self.taken = 0
         self.now_ns = 0
         self.ages: list[int] = []
@@ -69,7 +69,7 @@ class Pipe:
             if not (self.pace.is_full(self.written) and self.marks) and not late:
                 self.written += publish * step_ns // S
                 shipped = self.pace.shipped
-                self.marks.append(Mark(0, 0, 0, self.now_ns, self.written, shipped))
+                self.marks.append(SyncMark(0, 0, 0, self.now_ns, self.written, shipped))
             self.taken = min(self.written, self.taken + self.rate * step_ns // S)
             done = [one for one in self.marks if one.written <= self.taken]
             if done:
@@ -109,9 +109,9 @@ def test_the_limit_grows_when_the_bucket_is_faster_again() -> None:
 
 def test_a_bucket_that_was_away_does_not_limit_small_topics() -> None:
     pace = ShipPace(S)
-    pace.note(Mark(0, 0, 1, 0, MIB // 2, 0), Mark(0, 0, 1, 0, MIB // 2, 0), 60 * S)
+    pace.note(SyncMark(0, 0, 1, 0, MIB // 2, 0), SyncMark(0, 0, 1, 0, MIB // 2, 0), 60 * S)
     assert pace.limit == LIMIT_FIRST
-    pace.note(Mark(0, 0, 1, 0, 2 * MIB, 0), Mark(0, 0, 1, 0, 2 * MIB, 0), 60 * S)
+    pace.note(SyncMark(0, 0, 1, 0, 2 * MIB, 0), SyncMark(0, 0, 1, 0, 2 * MIB, 0), 60 * S)
     assert pace.limit == LIMIT_LEAST
 
 
@@ -119,7 +119,7 @@ def test_a_bucket_that_was_away_does_not_limit_small_topics() -> None:
 def test_the_limit_is_never_below_the_least(steps: list[tuple[int, int]]) -> None:
     pace, written, now_ns = ShipPace(S), 0, 0
     for size, took in steps:
-        one = Mark(0, 0, 0, now_ns, written + size, pace.shipped)
+        one = SyncMark(0, 0, 0, now_ns, written + size, pace.shipped)
         pace.is_full(one.written)
         written, now_ns = written + size, now_ns + took
         pace.note(one, one, now_ns)

@@ -15,7 +15,7 @@ from zsq.actors.gateways.nsq.ready_shares import (
     PATIENCE_NS,
     PATIENCE_NS_MAX,
     TURN_NS,
-    Order,
+    CreditOrder,
     ReadyShares,
 )
 
@@ -45,21 +45,21 @@ def sharing(ready: int, parts: int) -> ReadyShares:
 )
 def test_credits_at_the_beginning(ready: int, parts: int, credits: dict[int, int]) -> None:
     found = sharing(ready, parts).plan(0)
-    assert found == [Order(part, credit, False) for part, credit in credits.items()]
+    assert found == [CreditOrder(part, credit, False) for part, credit in credits.items()]
 
 
 def test_a_part_that_has_used_up_its_credit_gets_what_the_idle_ones_do_not_need() -> None:
     made = sharing(8, 2)
     made.plan(0)
     made.delivered(0, 4, MS)
-    assert made.plan(MS) == [Order(1, 1, True)]
+    assert made.plan(MS) == [CreditOrder(1, 1, True)]
     assert made.plan(MS) == [], "messages of the other part may be on their way"
     made.confirmed(1)
-    assert made.plan(MS) == [Order(0, 7, False)]
+    assert made.plan(MS) == [CreditOrder(0, 7, False)]
     made.delivered(1, 1, MS)
-    assert made.plan(MS) == [Order(0, 4, True)], "now both need theirs"
+    assert made.plan(MS) == [CreditOrder(0, 4, True)], "now both need theirs"
     made.confirmed(0)
-    assert made.plan(MS) == [Order(1, 4, False)]
+    assert made.plan(MS) == [CreditOrder(1, 4, False)]
 
 
 def test_a_part_that_was_busy_is_idle_after_a_second() -> None:
@@ -69,10 +69,10 @@ def test_a_part_that_was_busy_is_idle_after_a_second() -> None:
     made.plan(MS)
     made.answered(0, 4, 2 * MS)
     made.confirmed(1)
-    assert made.plan(2 * MS) == [Order(0, 7, False)]
+    assert made.plan(2 * MS) == [CreditOrder(0, 7, False)]
     assert made.due_ns == 2 * MS + KEEN_NS
     assert made.plan(made.due_ns - 1) == []
-    assert made.plan(made.due_ns) == [Order(0, 4, True)]
+    assert made.plan(made.due_ns) == [CreditOrder(0, 4, True)]
 
 
 def test_a_slow_consumer_keeps_its_busy_part() -> None:
@@ -93,15 +93,15 @@ def test_a_lower_ready_count_is_kept_while_more_messages_are_in_flight() -> None
     made.delivered(0, 2, 0)
     made.delivered(1, 2, 0)
     made.set_ready(2)
-    assert made.plan(0) == [Order(0, 0, True), Order(1, 0, True)]
+    assert made.plan(0) == [CreditOrder(0, 0, True), CreditOrder(1, 0, True)]
     made.confirmed(0)
     made.confirmed(1)
     made.answered(0, 1, 0)
     assert made.plan(0) == []
     made.answered(0, 1, 0)
-    assert made.plan(0) == [Order(1, 1, False)], "which is less than it has in flight"
+    assert made.plan(0) == [CreditOrder(1, 1, False)], "which is less than it has in flight"
     made.answered(1, 1, 0)
-    assert made.plan(0) == [Order(0, 1, False)]
+    assert made.plan(0) == [CreditOrder(0, 1, False)]
 
 
 def test_a_credit_that_is_being_lowered_does_not_change() -> None:
@@ -109,30 +109,30 @@ def test_a_credit_that_is_being_lowered_does_not_change() -> None:
     made = sharing(8, 2)
     made.plan(0)
     made.delivered(0, 4, 0)
-    assert made.plan(0) == [Order(1, 1, True)]
+    assert made.plan(0) == [CreditOrder(1, 1, True)]
     made.set_ready(0)
-    assert made.plan(0) == [Order(0, 0, True)]
+    assert made.plan(0) == [CreditOrder(0, 0, True)]
     made.confirmed(1)
-    assert made.plan(0) == [Order(1, 0, True)]
+    assert made.plan(0) == [CreditOrder(1, 0, True)]
 
 
 def test_a_credit_that_is_being_lowered_is_not_raised_to_less_than_before() -> None:
     made = sharing(10, 2)
     made.plan(0)
     made.delivered(0, 5, 0)
-    assert made.plan(0) == [Order(1, 1, True)]
+    assert made.plan(0) == [CreditOrder(1, 1, True)]
     made.join(2)
     made.delivered(1, 1, 0)
     assert made.plan(0) == [], "four more messages of part 1 may be on their way"
     made.confirmed(1)
-    assert made.plan(0) == [Order(1, 4, False), Order(2, 1, False)]
+    assert made.plan(0) == [CreditOrder(1, 4, False), CreditOrder(2, 1, False)]
 
 
 def test_with_a_smaller_ready_count_there_are_fewer_turns_at_once() -> None:
     made = sharing(2, 3)
     made.plan(0)
     made.set_ready(1)
-    assert made.plan(0) == [Order(1, 0, True)]
+    assert made.plan(0) == [CreditOrder(1, 0, True)]
 
 
 def test_a_part_that_has_messages_again_gets_short_turns_again() -> None:
@@ -156,7 +156,7 @@ def test_a_part_that_has_messages_again_gets_short_turns_again() -> None:
 def test_a_turn_goes_on_while_the_others_rest() -> None:
     made = sharing(1, 2)
     made.plan(0)
-    assert made.plan(PATIENCE_NS) == [Order(0, 0, True)]
+    assert made.plan(PATIENCE_NS) == [CreditOrder(0, 0, True)]
     made.confirmed(0)
     made.plan(PATIENCE_NS)
     now = PATIENCE_NS + MS
@@ -169,13 +169,13 @@ def test_a_turn_goes_on_while_the_others_rest() -> None:
 
 def test_parts_take_turns_if_there_are_more_than_the_ready_count() -> None:
     made = sharing(1, 3)
-    assert made.plan(0) == [Order(0, 1, False)]
+    assert made.plan(0) == [CreditOrder(0, 1, False)]
     assert made.due_ns == PATIENCE_NS
     assert made.plan(PATIENCE_NS - 1) == []
-    assert made.plan(PATIENCE_NS) == [Order(0, 0, True)]
+    assert made.plan(PATIENCE_NS) == [CreditOrder(0, 0, True)]
     assert made.plan(PATIENCE_NS) == []
     made.confirmed(0)
-    assert made.plan(PATIENCE_NS) == [Order(1, 1, False)]
+    assert made.plan(PATIENCE_NS) == [CreditOrder(1, 1, False)]
 
 
 def test_a_turn_ends_also_if_the_part_has_more_messages() -> None:
@@ -189,18 +189,18 @@ def test_a_turn_ends_also_if_the_part_has_more_messages() -> None:
         made.answered(0, 1, now)
         if now < TURN_NS:
             assert made.plan(now) == []
-    assert made.plan(now) == [Order(0, 0, True)]
+    assert made.plan(now) == [CreditOrder(0, 0, True)]
 
 
 def test_a_message_of_the_last_turn_counts_until_it_is_answered() -> None:
     made = sharing(1, 2)
     made.plan(0)
     made.delivered(0, 1, 0)
-    assert made.plan(TURN_NS) == [Order(0, 0, True)]
+    assert made.plan(TURN_NS) == [CreditOrder(0, 0, True)]
     made.confirmed(0)
     assert made.plan(TURN_NS) == []
     made.answered(0, 1, 2 * TURN_NS)
-    assert made.plan(2 * TURN_NS) == [Order(1, 1, False)]
+    assert made.plan(2 * TURN_NS) == [CreditOrder(1, 1, False)]
 
 
 def test_a_part_that_has_left_gives_its_turn_to_the_next_one() -> None:
@@ -209,7 +209,7 @@ def test_a_part_that_has_left_gives_its_turn_to_the_next_one() -> None:
     made.delivered(0, 1, 0)
     made.leave(0)
     assert (len(made), 0 in made, 1 in made) == (1, False, True)
-    assert made.plan(1) == [Order(1, 1, False)]
+    assert made.plan(1) == [CreditOrder(1, 1, False)]
     # What comes late, about a part that has left, changes nothing.
     made.leave(0)
     made.confirmed(0)
