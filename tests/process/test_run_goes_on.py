@@ -43,7 +43,7 @@ class Running:
         self.error: BaseException | None = None
         self._close: Callable[[], object] = lambda: None
         self._concurrency = concurrency
-        self._on_deleted = on_deleted
+        self._on_deleted: Literal["wait", "raise"] = on_deleted
         self._begun = threading.Event()
         work = self._run_blocking if kind == "blocking" else self._run_asyncio
         self._thread = threading.Thread(target=self._note, args=(work, url, topic, options))

@@ -22,8 +22,8 @@ SEEDS: Final = 100
 ARCHIVED_SEEDS: Final = 30
 URGENT_SEEDS: Final = 20
 DEFECT_SEEDS: Final = 200
-# Defects that `DEFECT_SEEDS` seeds are enough to find, from this one on, each by another rule of the
-# ledger. `simulation/broken.py` has all defects.
+# Defects that `DEFECT_SEEDS` seeds are enough to find, from this seed on, each by another rule of
+# the ledger. `simulation/broken.py` has all defects.
 DEFECTS: Final = {
     "the log is not synced": 1,
     "a finish is confirmed before its commit": 1,
