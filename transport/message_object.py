@@ -15,7 +15,7 @@ from typing import Protocol, TypedDict
 Header = str | bytes | int | float | bool | None
 
 
-class Stored(Protocol):
+class MessageContents(Protocol):
     """The values that an object has: those of a `StoredMessage`."""
 
     @property
@@ -62,7 +62,7 @@ class MessageObject(TypedDict, total=False):
     only_channel: str
 
 
-def as_object(stored: Stored, only_channel: str | None = None) -> MessageObject:
+def as_object(stored: MessageContents, only_channel: str | None = None) -> MessageObject:
     """Return a message for JSON.
 
     `only_channel`: the only channel that gets the message. Give it only where the user has asked

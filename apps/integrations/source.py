@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from ...transport.client.blocking.client import Batch, Consumer, Message
-from ...transport.client.core.answer_memory import AnswerMemory, Place, place_of
+from ...transport.client.core.answer_memory import AnswerMemory, AnswerPlace, place_of
 from ...transport.client.core.message import Reason
 from ...transport.errors import ZsqError
 
@@ -44,7 +44,7 @@ class OpenWork:
 
     def __init__(self) -> None:
         self.answers = AnswerMemory()
-        self._working: dict[Place, Held] = {}
+        self._working: dict[AnswerPlace, Held] = {}
 
     def knows(self, message: Message) -> bool:
         """Return True if the process works on this message, or may have ended it."""

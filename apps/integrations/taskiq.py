@@ -21,7 +21,7 @@ from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 from ... import aio
 from ...transport.client.blocking.client import Admin
 from ...transport.client.blocking.consumer import check_ready
-from ...transport.client.core.answer_memory import AnswerMemory, Place, place_of
+from ...transport.client.core.answer_memory import AnswerMemory, AnswerPlace, place_of
 from ...transport.errors import NotFound, ZsqError
 from ...transport.wire.addresses import Url, parse_all
 from ...transport.wire.credentials import KeyFile
@@ -71,7 +71,7 @@ class ZsqBroker(AsyncBroker):
         self._producer: aio.Producer | None = None
         self._consumer: aio.Consumer | None = None
         self._toucher: asyncio.Task[None] | None = None
-        self._working: dict[Place, aio.Message] = {}
+        self._working: dict[AnswerPlace, aio.Message] = {}
         self._answers = AnswerMemory()
         self._is_checked = False  # True if the channel has what a worker needs
 
@@ -144,7 +144,7 @@ class ZsqBroker(AsyncBroker):
             # Tasks that run still need their leases. `shutdown` closes the consumer.
             consumer.set_ready(0)
 
-    async def _ack(self, place: Place) -> None:
+    async def _ack(self, place: AnswerPlace) -> None:
         message = self._working.pop(place, None)
         if message is not None:
             await self._finish(message)

@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Final, Protocol
 
 from ....transport.client.blocking.client import Reader
-from ....transport.client.core.message import Missing, StoredMessage, message_at, missing_in
+from ....transport.client.core.message import MissingRange, StoredMessage, message_at, missing_in
 from ....transport.errors import E_BAD_ARGUMENT, E_DATA_LOSS, DataLoss, UsageError
 from ....transport.names import part_name
 from .connections import (
@@ -244,7 +244,7 @@ def _next(
         fetched = reader.read(offset)
         if offset > fetched.head:  # the broker was restored to an earlier state
             why = f"the topic now ends at offset {fetched.head}"
-            _check_missing(reader, [Missing(fetched.head, offset, why)], skip_lost)
+            _check_missing(reader, [MissingRange(fetched.head, offset, why)], skip_lost)
             return messages, fetched.head
         for block in fetched.blocks:
             before = missing_in(fetched, offset, max(offset, block.first_offset))
@@ -262,7 +262,7 @@ def _next(
     return messages, offset
 
 
-def _check_missing(reader: Reader, ranges: Iterable[Missing], skip_lost: bool) -> None:
+def _check_missing(reader: Reader, ranges: Iterable[MissingRange], skip_lost: bool) -> None:
     """Raise `DataLoss` if there is a range, unless `skip_lost`."""
     for missing in ranges:
         if not skip_lost:

@@ -27,7 +27,7 @@ ENTRIES_MAX: Final = 10_000
 KEEP_S: Final = 600.0
 
 
-class Place(NamedTuple):
+class AnswerPlace(NamedTuple):
     """A message of a channel, which is the same at each delivery.
 
     The time makes a difference if the topic was restored from a backup, or created again. Then
@@ -41,8 +41,10 @@ class Place(NamedTuple):
     timestamp_ns: int
 
 
-def place_of(message: MessageView) -> Place:
-    return Place(message.topic, message.channel, message.part, message.offset, message.timestamp_ns)
+def place_of(message: MessageView) -> AnswerPlace:
+    return AnswerPlace(
+        message.topic, message.channel, message.part, message.offset, message.timestamp_ns
+    )
 
 
 class Ending(NamedTuple):
@@ -91,12 +93,12 @@ class AnswerMemory:
         self._keep_s = keep_s
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Place, _Entry] = OrderedDict()
+        self._entries: OrderedDict[AnswerPlace, _Entry] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, place: Place) -> bool:
+    def __contains__(self, place: AnswerPlace) -> bool:
         return place in self._entries
 
     @contextlib.contextmanager
@@ -119,7 +121,7 @@ class AnswerMemory:
             if leased and delivery.live:
                 entry.confirm = confirm
 
-    def _add(self, place: Place, entry: _Entry) -> None:
+    def _add(self, place: AnswerPlace, entry: _Entry) -> None:
         with self._lock:
             self._entries.pop(place, None)
             self._entries[place] = entry

@@ -102,7 +102,7 @@ class Fetched(NamedTuple):
 DAMAGED: Final = "the broker found damage there; see its log"
 
 
-class Missing(NamedTuple):
+class MissingRange(NamedTuple):
     """Offsets from `first` to `stop` (exclusive) that cannot be read, and the reason."""
 
     first: int
@@ -116,13 +116,13 @@ class Missing(NamedTuple):
         return f"{offsets} of topic {topic} cannot be read: {self.reason}"
 
 
-def removed(first: int, stop: int, start: int) -> Missing:
+def removed(first: int, stop: int, start: int) -> MissingRange:
     """Return a range that was removed, usually by retention. `start`: the oldest kept offset."""
     why = f"the topic now begins at offset {start}; older messages were removed"
-    return Missing(first, stop, why)
+    return MissingRange(first, stop, why)
 
 
-def missing_in(fetched: Fetched, first: int, stop: int) -> list[Missing]:
+def missing_in(fetched: Fetched, first: int, stop: int) -> list[MissingRange]:
     """Return what is missing between two offsets that a read has passed.
 
     Offsets that no message ever had, because the topic was restored, are not missing. `stop` may be
@@ -130,8 +130,8 @@ def missing_in(fetched: Fetched, first: int, stop: int) -> list[Missing]:
     """
     ranges = [
         removed(first, fetched.start, fetched.start),
-        *(Missing(at, at + count, DAMAGED) for at, count in fetched.lost),
-        Missing(fetched.next_offset, stop, f"the topic now ends at offset {fetched.head}"),
+        *(MissingRange(at, at + count, DAMAGED) for at, count in fetched.lost),
+        MissingRange(fetched.next_offset, stop, f"the topic now ends at offset {fetched.head}"),
     ]
     cut = [
         missing._replace(first=max(first, missing.first), stop=min(stop, missing.stop))

@@ -15,7 +15,7 @@ from typing import Final
 from .....transport.client.asyncio.aio import Reader
 from .....transport.client.core.message import (
     Fetched,
-    Missing,
+    MissingRange,
     StoredMessage,
     message_at,
     missing_in,
@@ -58,7 +58,7 @@ class MessageScan:
         self.time_ns = 0
         self.bytes = 0
         self.missing = 0
-        self.gap: Missing | None = None
+        self.gap: MissingRange | None = None
 
     @property
     def done(self) -> bool:
