@@ -140,7 +140,7 @@ def test_chunks_of_a_manifest_have_possible_sizes(number: int, value: int) -> No
     def manifest(chunk: tuple[int, ...], uuid: str = UUID) -> bytes:
         row = {
             "topic": "t", "uuid": uuid, "broker": "b", "writer": "w", "time_ns": 1, "start": 0,
-            "end": 10, "chunks": [chunk],
+            "end": 10, "chunks": [chunk], "epoch": 0,
         }  # fmt: skip
         return documents.encode_line("manifest", 1, row)
 

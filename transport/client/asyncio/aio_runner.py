@@ -18,7 +18,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ..core.extensions import Working
-from ..core.handling import Handling, RunnerBase, raised_by_signal
+from ..core.handling import Handling, Requeue, RunnerBase, raised_by_signal
 
 log = logging.getLogger("zsq")
 
@@ -80,13 +80,13 @@ class Runner(RunnerBase):
             if self._ends(error):
                 raise
             await self._report(message, error)
-            self._requeue(message, error)
+            await self._requeue(message, error)
             return
         if result is not None:
             try:
                 self.handling.check_result(result)
             except UsageError as error:
-                self._requeue(message, error, delay_ms=0)
+                await self._requeue(message, error, {"delay": 0})
                 raise
         if not message.answered:
             with self._answering(message):
@@ -101,6 +101,13 @@ class Runner(RunnerBase):
             if self._ends(second):
                 raise
             self.handling.report_callback("on_error", message, second)
+
+    async def _requeue(
+        self, message: Any, error: BaseException, how: Requeue | None = None
+    ) -> None:
+        if not message.answered:
+            with self._answering(message):
+                await message.requeue(**(how or self.handling.again(message)), error=error)
 
     def _count_cancels(self) -> int:
         return 0 if self._caller is None else self._caller.cancelling()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import weakref
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 from ...system import after_fork
 from ...wire.address import DefaultTimeout
@@ -45,11 +45,12 @@ class ClientBase(Generic[_DriveT]):
 
     def _make(self) -> _DriveT:
         with _making:
-            if self._made is None:
-                drive: Any = self._new_drive(self._engine())
-                drive.belong_to(self, self._client_name)
-                self._made = drive
-            return self._made
+            if self._made is not None:
+                return self._made
+            drive: Any = self._new_drive(self._engine())
+            drive.belong_to(self, self._client_name)
+            self._made = drive
+            return cast("_DriveT", drive)
 
     def _engine(self) -> Engine:
         raise NotImplementedError
@@ -73,7 +74,7 @@ class ClientBase(Generic[_DriveT]):
 
 
 class BlockingClient(ClientBase[_DriveT]):
-    """What all blocking clients have. They are closed at the end of the program."""
+    """Base class of blocking clients. They are closed at the end of the program."""
 
     _keeper = ""  # the name of the keeper thread, see `Drive`
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...errors import UsageError
-from ..core.handling import RunnerBase, raised_by_signal
+from ..core.handling import Requeue, RunnerBase, raised_by_signal
 from ..core.message import Message
 
 
@@ -45,7 +45,7 @@ class Runner(RunnerBase):
             try:
                 self.handling.check_result(result)
             except UsageError as error:
-                self._requeue(message, error, delay_ms=0)
+                self._requeue(message, error, {"delay": 0})
                 raise
         if not message.answered:
             with self._answering(message):
@@ -58,6 +58,11 @@ class Runner(RunnerBase):
             if raised_by_signal(second):
                 raise
             self.handling.report_callback("on_error", message, second)
+
+    def _requeue(self, message: Message, error: BaseException, how: Requeue | None = None) -> None:
+        if not message.answered:
+            with self._answering(message):
+                message.requeue(**(how or self.handling.again(message)), error=error)
 
 
 @contextlib.contextmanager

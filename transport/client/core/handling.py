@@ -51,12 +51,12 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from ...errors import E_BAD_ARGUMENT, UsageError, ZsqError
-from ...wire.protocol import BACKOFF, REQUEUE_DELAY_MS_MAX
+from ...wire.protocol import REQUEUE_DELAY_MS_MAX
 from .extensions import Working
-from .message import as_seconds, when_again
+from .message import Delay, as_seconds, when_again
 
 log = logging.getLogger("zsq")
 
@@ -76,6 +76,13 @@ _RESULTS: Final[tuple[tuple[Callable[[Any], bool], str], ...]] = (
     (inspect.isawaitable, "an awaitable"),
 )
 DELAY_S_MAX: Final = REQUEUE_DELAY_MS_MAX // 1000
+
+
+class Requeue(TypedDict, total=False):
+    """Arguments of a message's `requeue`."""
+
+    backoff: bool
+    delay: Delay
 
 
 def check_callable(what: str, value: Any) -> None:
@@ -199,23 +206,24 @@ class Handling:
         """Log that a callback failed."""
         log.error("%s failed for %s; the message is requeued", name, message, exc_info=error)
 
-    def again(self, message: Any) -> int:
-        """Return when a message comes again whose handler failed: milliseconds, or BACKOFF."""
+    def again(self, message: Any) -> Requeue:
+        """Return the arguments with which `run` requeues a message whose handler failed."""
         if self._delay is None:
-            return BACKOFF
+            return {"backoff": True}
         if not callable(self._delay):
-            return when_again(self._delay, False)
+            return {"delay": self._delay}
         try:
             seconds = as_seconds(self._delay(message))
             if seconds > DELAY_S_MAX:
                 self._warn_of(seconds)
-                return when_again(DELAY_S_MAX, False)
-            return when_again(seconds, False)
+                return {"delay": DELAY_S_MAX}
+            when_again(seconds, False)
         except BaseException as error:
             if raised_by_signal(error):
                 raise
             self.report_callback("requeue_delay", message, error)
-            return BACKOFF
+            return {"backoff": True}
+        return {"delay": seconds}
 
     def _warn_of(self, seconds: float) -> None:
         if not self._warned:
@@ -312,10 +320,3 @@ class RunnerBase:
             yield
         except ZsqError as error:
             log.warning("%s was handled, but not answered: %s", message, error)
-
-    def _requeue(self, message: Any, error: BaseException, delay_ms: int | None = None) -> None:
-        """Deliver a message again, unless the handler has answered it."""
-        if not message.answered:
-            with self._answering(message):
-                again_ms = self.handling.again(message) if delay_ms is None else delay_ms
-                message._give_back(again_ms, error)
