@@ -339,7 +339,17 @@ class ArchiveActor(Actor[ArchiveStart]):
             raise Refused(E_BUCKET, self._trouble or "the bucket is being checked")
         return self._claimed
 
+    def _waits(self, envelope: Envelope, request: int, again: Callable[[], None]) -> bool:
+        """Return True if a request waits for the end of the check, which then calls `again`."""
+        waits = self._claimed is None and self._checking and len(self._held) < HELD_MAX
+        if waits:
+            self._held.append((envelope, request, again))
+        return waits
+
     def tell_archive(self, port: Port, mail: Mail, message: p.OpenArchive) -> None:
+        again = partial(self.tell_archive, port, mail, message)
+        if self._waits(mail.envelope, message.request, again):
+            return
         claimed = self._known_claim()
         data = {"place": claimed.claim.place, "writes": claimed.writes}
         port.send(mail.envelope, p.Done(message.request, data))
@@ -452,9 +462,9 @@ class ArchiveActor(Actor[ArchiveStart]):
         job: Callable[[], Any],
         shape: _Shape,
     ) -> None:
-        if self._claimed is None and self._checking and len(self._held) < HELD_MAX:
-            again = partial(self._submit, threads, envelope, request, job, shape)
-            self._held.append((envelope, request, again))
+        if self._waits(
+            envelope, request, partial(self._submit, threads, envelope, request, job, shape)
+        ):
             return
         self._known_claim()
         thread = min(threads, key=lambda candidate: candidate.pending)
