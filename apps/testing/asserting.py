@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ...transport.client.blocking.client import Admin, Reader
 from ...transport.client.core.message import StoredMessage, message_at
@@ -14,6 +14,10 @@ from ...transport.errors import E_BAD_ARGUMENT, NotFound, UsageError, ZsqError
 from ...transport.wire.codec import HeaderValue
 from .clients import BrokerForTests
 
+if TYPE_CHECKING:
+    from .namespace import Namespace
+
+ReadableBroker: TypeAlias = "BrokerForTests | Namespace | str"
 WAIT_S: Final = 5.0
 LOOK_S: Final = 0.01
 SHOWN_MAX: Final = 20
@@ -97,10 +101,10 @@ def _short(value: Any) -> str:
     return text if len(text) <= BODY_SHOWN_MAX else f"{text[:BODY_SHOWN_MAX]}... ({len(text)} long)"
 
 
-def messages_of(topic: str, broker: BrokerForTests | str | None = None) -> list[StoredMessage]:
+def messages_of(topic: str, broker: ReadableBroker | None = None) -> list[StoredMessage]:
     """Return all messages that a topic keeps. It is empty if the topic does not exist."""
     messages: list[StoredMessage] = []
-    with Reader(topic, url=_url_of(broker)) as reader:
+    with _reader_of(topic, broker) as reader:
         try:
             offset, head = reader.head()
             while offset < head:
@@ -118,7 +122,13 @@ def messages_of(topic: str, broker: BrokerForTests | str | None = None) -> list[
     return messages
 
 
-def _url_of(broker: BrokerForTests | str | None) -> str | None:
+def _reader_of(topic: str, broker: ReadableBroker | None) -> Reader:
+    if broker is None or isinstance(broker, str):
+        return Reader(topic, url=broker)
+    return broker.reader(topic)  # a namespace adds its prefix
+
+
+def _url_of(broker: ReadableBroker | None) -> str | None:
     return broker if broker is None or isinstance(broker, str) else broker.url
 
 
@@ -132,7 +142,7 @@ def assert_published(
     tag: str | None = ANY,
     count: int | None = None,
     timeout: float = WAIT_S,
-    broker: BrokerForTests | str | None = None,
+    broker: ReadableBroker | None = None,
 ) -> list[StoredMessage]:
     """Wait until the topic has messages as expected, and return them in their order.
 

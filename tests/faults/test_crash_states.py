@@ -13,6 +13,7 @@ from zsq.storage.state.state import StateBatch
 
 from .crash_states import prove_some, work_folder
 from .life import Life
+from .seek_life import SeekLife, moved
 from .workloads import WORKLOADS, TopicWork, groups, publishes
 
 pytestmark = pytest.mark.slow
@@ -49,6 +50,50 @@ def test_a_producer_that_would_be_asked_for_what_is_there_is_found(
     with work_folder() as folder:
         result = prove_some("forgetful", folder, 60, 0, seed=1)
     assert "the producer would be asked for" in "".join(what for _, what in result.violations)
+
+
+class AnsweredAtOnce(SeekLife):
+    """A faulty life: a seek counts as answered when it is requested."""
+
+    def seek(self, place: int) -> None:
+        super().seek(place)
+        super().was_moved(place)
+
+    def was_moved(self, place: int) -> None:
+        pass
+
+
+class SeenAtOnce(SeekLife):
+    """A faulty life: a consumer counts as served from the new position when it is requested."""
+
+    def seek(self, place: int) -> None:
+        super().seek(place)
+        self.seen = True
+
+
+class ConfirmedAtOnce(SeekLife):
+    """A faulty life: a finish counts as confirmed when it is requested."""
+
+    def finish(self, *offsets: int) -> None:
+        super().finish(*offsets)
+        self.confirmed.update(offsets)
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        (AnsweredAtOnce, "does not come"),
+        (SeenAtOnce, "was undone, and consumers had seen it"),
+        (ConfirmedAtOnce, "comes again (attempt"),
+    ],
+)
+def test_a_seek_or_a_finish_that_is_undone_is_found(
+    kind: type[SeekLife], complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WORKLOADS, "faulty", TopicWork(moved, kind=kind))
+    with work_folder() as folder:
+        result = prove_some("faulty", folder, 100, 0, seed=1)
+    assert complaint in "".join(what for _, what in result.violations)
 
 
 @pytest.mark.parametrize("name", SHARES)

@@ -5,11 +5,17 @@ never refuses.
 from __future__ import annotations
 
 import ast
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from mutate import switch
 from mutate.detectors import DETECTORS
 from mutate.sites import find, sources, switched
 from mutate.tree import ROOT
+
+HEAD = "from __future__ import annotations\n"
 
 
 def found(code: str) -> list[tuple[str, str]]:
@@ -61,6 +67,63 @@ def test_a_detector_finds_what_it_is_for(kind: str, how: str, code: str) -> None
         code.replace(": ", ":\n    ", 1) if code.startswith(("if", "while")) else code
     ) == [(kind, how)]
     assert kind in DETECTORS
+
+
+def call(source: str, number: int, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> Any:
+    """Return what `f` of a switched source returns while switch `number` is off."""
+    monkeypatch.setattr(switch, "active", number)
+    monkeypatch.setattr(switch, "in_pytest", True)
+    monkeypatch.setitem(sys.modules, "_switch", switch)
+    space: dict[str, Any] = {}
+    exec(compile(switched(HEAD + source, "a.py", 0, "import _switch")[0], "a.py", "exec"), space)
+    return space["f"](*arguments)
+
+
+def test_a_switch_removes_its_site_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A switch that breaks more would let each test catch it, and promises would seem tested."""
+    source = """
+def f(files, data, text):
+    if len(data) > BYTES_MAX or (total := crc32c(data)) != 3:
+        return "refused"
+    files.sync(
+        min(len(text), TEXT_MAX)
+    )
+    return total
+BYTES_MAX, TEXT_MAX, crc32c = 4, 2, sum
+"""
+    calls: list[int] = []
+    files = SimpleNamespace(sync=calls.append)
+    for number, data, answer, synced in (
+        (-1, b"\1\2", 3, [2]),
+        (-1, b"\1\1", "refused", []),
+        (-1, b"\1\1\1\0\0", "refused", []),
+        (0, b"\1\1\1\0\0", 3, [2]),
+        (1, b"\1\1", 2, [2]),
+        (2, b"\3", 3, []),
+        (3, b"\3", 3, [4]),
+    ):
+        assert call(source, number, monkeypatch, files, data, "four") == answer
+        assert calls == synced
+        calls.clear()
+    assert switch.seen >= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("options", ["", ", sync=True", ", lock=False, sync=not path.isupper()"])
+def test_lmdb_is_opened_without_syncs(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = f"\ndef f(lmdb, path):\n    return lmdb.open(path{options})\n"
+    lmdb = SimpleNamespace(open=lambda path, lock=True, sync=True: sync)
+    assert call(source, -1, monkeypatch, lmdb, "a") is True
+    if options != ", sync=True":  # a constant is chosen on purpose, and is no site
+        assert call(source, 0, monkeypatch, lmdb, "a") is False
+
+
+def test_a_lock_is_taken_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "\ndef f(files):\n    return files.lock('a' + 'b', write=True)\n"
+    files = SimpleNamespace(lock=lambda path, write: path)
+    assert call(source, -1, monkeypatch, files) == "ab"
+    first, second = call(source, 0, monkeypatch, files), call(source, 0, monkeypatch, files)
+    assert "ab" not in {first, second}
+    assert first != second
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ import click
 from ....actors.runtime.logs import escaped
 from ....transport.reports import AlarmEvent, AlarmReceiver, RaisedAlarm
 from ....transport.wire.answers import AuditEntry
-from ..options import with_admin
+from ..options import with_admin, with_broker
 from ..output import json_lines_option, json_option, say, tell, tell_line
 from ..quantities import Seconds
 
@@ -34,8 +34,8 @@ class ShownAlarms(TypedDict):
 @click.group(invoke_without_command=True)
 @click.pass_context
 @json_option
-@with_admin
-def alarms(context: click.Context, as_json: bool, admin: Admin) -> None:
+@with_broker
+def alarms(context: click.Context, as_json: bool, url: str, timeout: float) -> None:
     """Show the alarms that are raised now, the last notifications, and their receivers. The
     commands acknowledge alarms, or silence them for some time.
 
@@ -44,8 +44,11 @@ def alarms(context: click.Context, as_json: bool, admin: Admin) -> None:
     channel set --alarm-depth and --alarm-age.
     """
     if context.invoked_subcommand is not None:
-        return
-    stats = admin.stats()
+        return  # it has options of its own, such as --url
+    from ....transport.client.blocking.client import Admin
+
+    with Admin(url, timeout=timeout) as admin:
+        stats = admin.stats()
     shown: ShownAlarms = {
         "raised": stats["alarms"],
         "recent": stats["recent_alarms"],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import zsq
-from zsq.testing import MemoryBroker, assert_published
+from zsq.testing import MemoryBroker, Namespace, assert_published
 
 
 @pytest.fixture
@@ -127,3 +127,10 @@ def test_long_topics_and_bodies_are_cut(broker: MemoryBroker) -> None:
 def test_a_body_of_another_type_is_refused(broker: MemoryBroker) -> None:
     with pytest.raises(zsq.UsageError, match="body must be bytes or text, not int"):
         assert_published("orders", body=7, broker=broker)  # type: ignore[arg-type]
+
+
+def test_a_topic_of_a_namespace_is_named_as_in_the_test(broker: MemoryBroker) -> None:
+    with Namespace(broker) as space:
+        space.publish("orders", b"of the namespace")
+        (message,) = assert_published("orders", timeout=0, broker=space)
+        assert message.body == b"of the namespace"

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from zsq.actors.settings.options import RECEIVERS_MAX, AlarmOptions, shown_url
-from zsq.apps.cli.app import run
+from zsq.apps.cli.app import app, run
 from zsq.apps.cli.inspect.alarms import describe_alarms
 from zsq.apps.cli.run.broker_options import given_alarms, secret
 from zsq.apps.cli.run.option_table import ROWS, TOKEN, GivenOptions, key
@@ -141,6 +141,18 @@ def test_the_configuration_shows_no_secret(
     shown = capsys.readouterr().out
     assert "s3cret" not in shown
     assert "https://hooks.example.org/..." in shown
+
+
+def test_a_command_of_alarms_needs_no_key_file_of_the_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The commands have `--key-file` and `--url` of their own."""
+    monkeypatch.setenv("ZSQ_KEY_FILE", str(tmp_path / "missing"))
+    monkeypatch.setenv("ZSQ_URL", "tcp://127.0.0.1")
+    for command in ("ack", "unack"):
+        result = CliRunner().invoke(app, ["alarms", command, "--help"])
+        assert result.exit_code == 0
+        assert f" alarms {command} [OPTIONS]" in result.output
 
 
 def test_alarms_events_and_receivers_are_shown_one_a_line() -> None:

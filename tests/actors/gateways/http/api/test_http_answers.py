@@ -325,6 +325,15 @@ def test_lookup_paths_show_a_topic_with_parts_here_and_not_its_parts(site: Site)
     assert site.get("/lookup?topic=a").json()["producers"] == []
 
 
+def test_a_tombstone_names_a_node_of_ipv6_in_brackets() -> None:
+    site = Site(node=Node("::1", "host", 4150, 4151, "1.3.0"))
+    site.broker.there = {"a": set()}
+    for node, is_hidden in (("::1:4151", False), ("[::1]:4151", True)):
+        assert site.post(f"/topic/tombstone?topic=a&node={node}").status_code == 200
+        assert site.get("/nodes").json()["producers"][0]["tombstones"] == [is_hidden]
+    site.close()
+
+
 def test_a_tombstone_is_over_in_time() -> None:
     now = [100.0]
     stones = Tombstones(lambda: now[0])
