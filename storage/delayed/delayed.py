@@ -602,8 +602,11 @@ class DelayedStore(Environment):
         try:
             files.make_folder(copy)
             try:
-                with self._trying("shrink"):  # this reads every page
-                    self.copy(copy, compact=True)
+                try:
+                    with self._trying("shrink"):  # this reads every page
+                        self.copy(copy, compact=True)
+                except StorageError:
+                    return False
                 fd = files.open_append(f"{copy}/{DATA_NAME}")
                 try:
                     files.sync(fd)
@@ -614,7 +617,7 @@ class DelayedStore(Environment):
                 self._sync_name(files)
             finally:
                 files.remove_tree(copy)
-        except (Damaged, OSError):
+        except OSError:
             return False
         finally:
             self.close()

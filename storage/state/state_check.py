@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from ..environment import DATA_NAME, Environment
-from ..errors import Damaged, ForeignDirectory, StorageError
+from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError
 from ..files import Files
 from ..lmdb_pages import wrong_pages
 from ..rows import META, rows_of, unwrap
@@ -206,6 +206,8 @@ def _trial(path: str) -> list[str]:
         with contextlib.closing(Environment(path, sync=False)) as env:
             for turn in range(_TRIAL_COMMITS):
                 env.write(partial(_churn, turn))
+    except DiskFull:
+        return []  # as if the disk had had no space for the copy
     except StorageError as error:
         defects.append(f"{path}: a commit to a copy fails: {str(error).removeprefix(f'{path}: ')}")
     return defects or _read(path)

@@ -93,7 +93,7 @@ def hasten(plan: ShipPlan) -> None:
     module.PAUSE_S = 0.1
 
 
-class SimLeaseCell:
+class SimLeaseCell(lease_cell.LeaseCell):
     """The cell of the lease, without a run directory. Each start of a broker has one."""
 
     _shared: ClassVar[dict[int, list[int]]] = {}
@@ -101,28 +101,11 @@ class SimLeaseCell:
     def __init__(self, run_dir: str, *, make: bool = False) -> None:
         current = the_world().current
         assert current is not None
-        self._cell = SimLeaseCell.of(current.process.start)
+        self._word: Any = SimLeaseCell.of(current.process.start)
 
     @classmethod
     def of(cls, start: int) -> list[int]:
         return cls._shared.setdefault(start, [0, 0])
-
-    @property
-    def until_ns(self) -> int:
-        return self._cell[0]
-
-    def write(self, until_ns: int) -> None:
-        self._cell[0] = until_ns
-
-    @property
-    def patience_ns(self) -> int:
-        return self._cell[1]
-
-    def write_patience(self, patience_ns: int) -> None:
-        self._cell[1] = patience_ns
-
-    def holds(self, now_ns: int) -> bool:
-        return not self._cell[0] or now_ns < self._cell[0]
 
 
 def prepare() -> None:

@@ -4,6 +4,7 @@ damage.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.lmdb_calls import LmdbCalls
 
 from zsq.storage.delayed import delayed
 from zsq.storage.delayed.delayed import DelayedStore
@@ -25,8 +27,8 @@ from zsq.storage.delayed.delayed_format import (
     row_key,
     without,
 )
-from zsq.storage.errors import Damaged, ForeignDirectory, StoreFailed
-from zsq.storage.files import Files
+from zsq.storage.errors import Damaged, DiskFull, ForeignDirectory, StoreFailed
+from zsq.storage.files import TEMPORARY_SUFFIX, Files
 from zsq.transport.block.block import DELAYED, Block, pack
 
 UUID = bytes(range(16))
@@ -388,6 +390,43 @@ def test_space_is_given_back_once_little_is_left(
     store = again(store)
     assert everything(store) == [b"kept", b"more"]
     store.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG, errno.EIO])
+def test_nothing_changes_if_the_small_copy_cannot_be_written(
+    store: DelayedStore, files: Files, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(delayed, "SHRINK_ABOVE_BYTES", 1)
+    store.put([(block(b"kept"), 10)], 5)
+    with LmdbCalls(lambda call: code if TEMPORARY_SUFFIX in call.path else 0):
+        assert not store.shrink(files)
+    assert not (Path(store.path).parent / "delayed.tmp").exists()
+    assert everything(store) == [b"kept"]
+    assert store.shrink(files)
+
+
+def test_an_environment_at_its_limit_takes_no_more_and_loses_nothing(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zsq.storage.environment.MAP_BYTES_MAX", 1 << 17)
+    keys: list[DelayedKey] = []
+
+    def fill(count: int) -> None:
+        for sequence in range(len(keys), len(keys) + count):
+            body = b"%03d" % sequence + bytes(9_000)
+            keys.extend(store.put([(block(body, sequence=sequence), 10 + sequence)], 5))
+
+    with pytest.raises(DiskFull, match="limit of 131072 bytes"):
+        fill(50)
+    full = len(keys)
+    assert [int(body[:3]) for body in everything(store) if body] == list(range(full))
+    assert store.producers[7].next_sequence == full
+    for key in keys[:4]:  # LMDB uses a page again some commits after it was freed
+        store.remove([key])
+    fill(1)
+    assert [int(body[:3]) for body in everything(store) if body] == list(range(4, full + 1)), (
+        "what was taken out has left room"
+    )
 
 
 def test_a_small_copy_whose_name_is_not_on_disk_is_not_written_to(

@@ -4,6 +4,7 @@ reported, and nothing is changed.
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import lmdb
 import pytest
+from support.lmdb_calls import LmdbCalls
 
 from zsq.storage.environment import Environment
 from zsq.storage.errors import Damaged
@@ -161,3 +163,8 @@ def test_a_failing_commit_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Environment, "write", fail)
     assert findings(str(folder)) == [f"{folder}: a commit to a copy fails: by plan"]
+
+
+def test_a_disk_without_space_for_the_copys_commits_is_no_damage(folder: Path) -> None:
+    with LmdbCalls(lambda call: errno.ENOSPC if state_check.COPY_SUFFIX in call.path else 0):
+        assert findings(str(folder)) == []
