@@ -121,7 +121,7 @@ class SimLeaseCell:
     def write_patience(self, patience_ns: int) -> None:
         self._cell[1] = patience_ns
 
-    def holds(self, now_ns: int) -> bool:
+    def is_valid(self, now_ns: int) -> bool:
         return not self._cell[0] or now_ns < self._cell[0]
 
 
