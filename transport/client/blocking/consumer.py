@@ -148,7 +148,7 @@ class ConsumerBase(ClientBase[_DriveT]):
         self._messages = self._prefetch.messages
         self._workers = set()
         self._busy = set()
-        drive: Any = self._made
+        drive: Any = self._last_drive
         if drive is not None:
             drive.engine.end(FOREIGN)
         super()._forked()
