@@ -200,6 +200,7 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
     # Internal
 
     _keeper = "zsq stage"
+    _hasty = False  # a broker that is starting again must not fail a batch of an outbox
 
     def _drive(self) -> Drive[StageEngine]:
         if self._closed:
