@@ -160,7 +160,10 @@ def open_to_others(
         return ""
     named = shlex.quote(os.fspath(path))
     if owner not in (user, 0):
-        return f"{path} belongs to user {owner}, not to this user ({user}) or root: chown {user} {named}"
+        return (
+            f"{path} belongs to user {owner}, not to this user ({user}) or root: "
+            f"chown {user} {named}"
+        )
     of_root = owner == 0
     if not mode & (0o022 if not secret else 0o027 if of_root else 0o077):
         return ""

@@ -239,7 +239,7 @@ class Turner(Generic[_EngineT]):
 
 
 class AsyncioClient(ClientBase[_DriveT]):
-    """What all asyncio clients have."""
+    """The base of all asyncio clients."""
 
     _tells = True  # log a broker that does not answer while a call waits for it
 

@@ -44,7 +44,7 @@ class ClientBase(Generic[_DriveT]):
     def _made(self) -> _DriveT | None:
         """The drive of this process, if there is one.
 
-        This checks the process, because some servers (uWSGI) fork without the calls of `after_fork`.
+        The process is checked, because some servers (uWSGI) fork without the calls of `after_fork`.
         """
         drive: Any = self._last_drive
         if drive is not None and drive.pid != os.getpid():
@@ -86,7 +86,7 @@ class ClientBase(Generic[_DriveT]):
 
 
 class BlockingClient(ClientBase[_DriveT]):
-    """What all blocking clients have. They are closed at the end of the program."""
+    """The base of all blocking clients. They are closed at the end of the program."""
 
     _keeper = ""  # the name of the keeper thread, see `Drive`
 
