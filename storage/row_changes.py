@@ -165,7 +165,7 @@ class RecordingCursor:
 
 
 def row_batches(txn: Any, bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
-    """Yield all rows in their order, in lists. A list ends with the row that reaches `bytes_max`."""
+    """Yield lists of all rows in their order. A list ends with the row that reaches `bytes_max`."""
     batch: list[Row] = []
     size = 0
     for key, value in txn.cursor():

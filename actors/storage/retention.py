@@ -194,9 +194,8 @@ class RetentionRunner:
         )
         raise self._full(
             (
-                f"{more}: {unfinished}; {ways}delete a channel that nobody reads, or raise the bound "
-                "(zsq "
-                "topic set --max-bytes)"
+                f"{more}: {unfinished}; {ways}delete a channel that nobody reads, or raise the "
+                "bound (zsq topic set --max-bytes)"
             ),
             total,
         )
