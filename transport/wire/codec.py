@@ -429,7 +429,7 @@ class _ContainerLimit:
 
 
 def fitting(values: Mapping[str, object], bytes_max: int) -> dict[str, object]:
-    """Cut the lists of rows (maps) in `found` to `bytes_max` bytes together.
+    """Cut the lists of rows (maps) in `values` to `bytes_max` bytes together.
 
     `NAME_left_out` is the number of rows that are missing in a list.
     """

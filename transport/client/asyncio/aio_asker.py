@@ -280,7 +280,7 @@ class Asker(AskerBase[Turner[RequestEngine]], AsyncioClient[Turner[RequestEngine
         others, self._others = self._others, {}
         for other in others.values():
             await other.close()
-        turner, self._made = self._made, None
+        turner, self._last_drive = self._made, None
         if turner is not None:
             turner.stop(linger_ms=200)
 

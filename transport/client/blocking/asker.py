@@ -157,7 +157,7 @@ class Asker(AskerBase[Drive[RequestEngine]], BlockingClient[Drive[RequestEngine]
         others, self._others = self._others, {}
         for other in others.values():
             other.close(timeout)
-        drive, self._made = self._made, None
+        drive, self._last_drive = self._made, None
         if drive is not None:
             drive.leave(linger_ms=200)
 

@@ -9,10 +9,11 @@ client. So does each method of these bases that returns what `carry_out` returns
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar
 
 from ...system import after_fork
 from ...wire.address import DefaultTimeout
@@ -30,27 +31,38 @@ _making: threading.Lock = threading.Lock()
 class ClientBase(Generic[_DriveT]):
     """A client with an engine of its own in each process."""
 
-    _made: _DriveT | None  # the drive of this process
+    _last_drive: _DriveT | None  # the drive made last, perhaps in the parent process
     _client_name: ClientName | None
     _timeout: float | None
 
     def __init__(self) -> None:
         """Finish the construction. All attributes are set, and the arguments are checked."""
-        self._made = None
+        self._last_drive = None
         _clients.add(self)
+
+    @property
+    def _made(self) -> _DriveT | None:
+        """The drive of this process, if there is one.
+
+        The process is checked, because some servers (uWSGI) fork without the calls of `after_fork`.
+        """
+        drive: Any = self._last_drive
+        if drive is not None and drive.pid != os.getpid():
+            self._forked()
+        return self._last_drive
 
     def _drive(self) -> _DriveT:
         """Return the drive. Make it at the first call in this process."""
         return self._made or self._make()
 
-    def _make(self) -> _DriveT:
+    def _make(self) -> Any:
         with _making:
-            if self._made is not None:
-                return self._made
-            drive: Any = self._new_drive(self._engine())
-            drive.belong_to(self, self._client_name)
-            self._made = drive
-            return cast("_DriveT", drive)
+            drive: Any = self._made
+            if drive is None:
+                drive = self._new_drive(self._engine())
+                drive.belong_to(self, self._client_name)
+                self._last_drive = drive
+            return drive
 
     def _engine(self) -> Engine:
         raise NotImplementedError
@@ -68,9 +80,9 @@ class ClientBase(Generic[_DriveT]):
 
         The drive of the parent is never touched and never collected.
         """
-        if self._made is not None:
-            inherit(self._made)
-            self._made = None
+        if self._last_drive is not None:
+            inherit(self._last_drive)
+            self._last_drive = None
 
 
 class BlockingClient(ClientBase[_DriveT]):

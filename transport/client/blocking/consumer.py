@@ -148,7 +148,7 @@ class ConsumerBase(ClientBase[_DriveT]):
         self._messages = self._prefetch.messages
         self._workers = set()
         self._busy = set()
-        drive: Any = self._made
+        drive: Any = self._last_drive
         if drive is not None:
             drive.engine.end(FOREIGN)
         super()._forked()
@@ -268,8 +268,10 @@ class ConsumerBase(ClientBase[_DriveT]):
                 message = messages.popleft()
             except IndexError:
                 return None
-            # If the link was lost, the channel delivers the message again.
-            if message._batch.delivery.gives(message._index):
+            # If the link was lost, the channel delivers the message again. (This calls no method,
+            # because it is done for each message.)
+            delivery = message._batch.delivery
+            if delivery.epoch == delivery.session.epoch and message._index not in delivery.answered:
                 if not self._prefetch.is_due:
                     self._note_taken()
                 message._consumer = self

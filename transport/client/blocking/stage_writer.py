@@ -200,6 +200,7 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
     # Internal
 
     _keeper = "zsq stage"
+    _hasty = False  # a broker that is starting again must not fail a batch of an outbox
 
     def _drive(self) -> Drive[StageEngine]:
         if self._closed:
@@ -208,7 +209,7 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
             raise UsageError(
                 E_BAD_ARGUMENT, "this stage is sealed; make a new writer for more blocks"
             )
-        if self._is_foreign:
+        if self._made is None and self._is_foreign:
             raise UsageError(
                 E_BAD_ARGUMENT,
                 "this stage belongs to the process that started it; make a writer in each process",
@@ -216,7 +217,7 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
         return super()._drive()
 
     def _forked(self) -> None:
-        self._is_foreign = self._is_foreign or self._made is not None
+        self._is_foreign = self._is_foreign or self._last_drive is not None
         super()._forked()
 
     def _engine(self) -> StageEngine:

@@ -131,13 +131,6 @@ class LeasedBlock:
         """True if the lease can still be answered."""
         return self.epoch == self.session.epoch
 
-    def gives(self, index: int) -> bool:
-        """Return True if the program may get this message.
-
-        Its link lasts, and it is not answered.
-        """
-        return self.epoch == self.session.epoch and index not in self.answered
-
     def take(self, count: int) -> None:
         """Note that the program has taken the first `count` messages."""
         if count > self.taken:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 import zsq
+from zsq.transport.block.block import pack
 from zsq.transport.client.core.asking import Question
 from zsq.transport.errors import Refused, UsageError
 from zsq.transport.wire.protocol import OffsetAt
@@ -32,13 +34,15 @@ ANSWERS: dict[str, Callable[[Any], Any]] = {
 
 
 @contextlib.contextmanager
-def a_child() -> Iterator[Callable[[Callable[[], None]], int]]:
+def a_child(
+    fork: Callable[[], int] = os.fork,
+) -> Iterator[Callable[[Callable[[], None]], int]]:
     """Return a function that runs something in a forked child and returns its exit code (0 if it
     raised nothing). The child must end within 20 s.
     """
 
     def run(work: Callable[[], None]) -> int:
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             status = 1
             try:
@@ -147,6 +151,34 @@ def test_every_client_can_be_used_and_closed_in_a_forked_child(broker: Broker) -
     for client in (producer, admin, reader):
         client.close()
     assert broker.bodies() == [b"child", b"parent"]
+
+
+def test_clients_can_be_used_after_a_fork_that_python_does_not_know(broker: Broker) -> None:
+    """Some servers (uWSGI) fork without the functions of `os.register_at_fork`."""
+    producer, admin = zsq.Producer(broker.url), zsq.Admin(broker.url)
+    consumer = zsq.Consumer("t", "c", url=broker.url)
+    stage = zsq.StageWriter(broker.url, "t", "app", 1)
+    producer.publish("t", b"parent")
+    admin.ping()
+    consumer.subscribe()
+    parent_drive = stage._drive()
+
+    def work() -> None:
+        producer.publish("t", b"child")
+        assert admin.ping() == "OK"
+        consumer.subscribe()
+        with pytest.raises(UsageError, match="make a writer in each process"):
+            stage.push(pack([b"row"]))
+        for client in (producer, admin, consumer, stage):
+            client.close()
+
+    with a_child(ctypes.PyDLL(None).fork) as run:
+        assert run(work) == 0
+    producer.publish("t", b"parent again")
+    assert stage._drive() is parent_drive
+    for client in (producer, admin, consumer, stage):
+        client.close()
+    assert broker.bodies() == [b"parent", b"child", b"parent again"]
 
 
 @pytest.mark.parametrize("whole", [False, True])

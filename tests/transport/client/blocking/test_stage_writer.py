@@ -18,6 +18,7 @@ from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWrit
 from zsq.transport.client.core import stage_session as session_stage
 from zsq.transport.errors import E_BAD_BLOCK, E_DISK_FULL, E_LIMIT, E_NOT_FOUND, E_TOPIC_FAILED
 from zsq.transport.wire import protocol as p
+from zsq.transport.wire.address import DefaultTimeout
 
 
 def block(number: int, size: int = 20_000) -> Block:
@@ -68,6 +69,16 @@ def test_a_topic_in_memory_is_refused_before_anything_is_sent() -> None:
     ):
         with pytest.raises(zsq.UsageError, match=r"E_UNSUPPORTED.*use one on disk"):
             made()
+
+
+def test_a_writer_waits_for_a_broker_also_without_a_time_out_of_the_user() -> None:
+    """An outbox makes a writer for each batch, and its broker may be starting again."""
+    url, timeout = "tcp://127.0.0.1:1", DefaultTimeout(1.5)
+    with (
+        StageWriter(url, "t", "app", 1, timeout=timeout) as writer,
+        pytest.raises(zsq.BrokerUnreachable, match="E_TIMEOUT"),
+    ):
+        push(writer, 1)
 
 
 def test_pushed_blocks_are_sealed_once_and_committed_once(storage: FakeStages) -> None:
