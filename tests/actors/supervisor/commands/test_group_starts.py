@@ -5,7 +5,7 @@ name is a new channel.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.group import Broker, C
@@ -14,8 +14,9 @@ from zsq.actors.runtime.child import OUT_OF_FILES, Failure, Phase
 from zsq.actors.settings import options
 from zsq.actors.settings.starts import channel_of
 from zsq.actors.statistics.broker_view import ChannelProcess, GroupState
+from zsq.actors.statistics.statistics import troubles_of_topic
 from zsq.actors.supervisor.commands import deletion
-from zsq.transport.errors import E_CLOSING, E_LIMIT, ZsqError
+from zsq.transport.errors import E_CLOSING, E_LIMIT, E_TOPIC_FAILED, ZsqError
 from zsq.transport.wire import protocol as p
 
 MANY = 100
@@ -36,6 +37,19 @@ def begin(broker: Broker, channels: int = MANY) -> list[str]:
     group.born(group.topic)
     group.tick()
     return broker.started
+
+
+def begin_again(broker: Broker) -> None:
+    """Let the topic's process end, and its successor come up."""
+    group, topic = broker.group, broker.group.topic
+    assert topic is not None
+    topic.state = "ended"
+    group.died(topic)
+    assert group.topic is not None
+    group.topic.state, group.topic.data = "up", {"channels": [*group.channels]}
+    broker.started.clear()
+    group.born(group.topic)
+    group.tick()
 
 
 def test_a_bounded_number_of_channels_starts_at_a_time(broker: Broker) -> None:
@@ -193,6 +207,31 @@ def test_an_ephemeral_channel_that_dies_too_often_fails(broker: Broker) -> None:
     broker.up()
     crash(broker, C)
     assert broker.group.channels[C].has_failed
+
+
+def test_a_channel_that_failed_too_often_stays_stopped_until_it_is_deleted(broker: Broker) -> None:
+    broker.want("c")
+    broker.up("c")
+    for _ in range(options.RESTARTS_MAX + 1):
+        crash(broker, "c")
+    assert troubles_of_topic(broker.group, cast("Any", None))[0] == "channel c failed too often"
+    broker.started.clear()
+    broker.want("c")
+    assert [error.code if error else "" for error in broker.answers] == ["", E_TOPIC_FAILED]
+    begin_again(broker)
+    assert (broker.started, broker.group.settled()) == ([], True)
+    deletion.remove_channel(broker.requests, broker.group, "c", lambda error: None)
+    broker.ends.pop(0)(True)
+    broker.orders.pop(0)[1](p.Done(1, {}), None)
+    broker.want("c")
+    assert broker.started == ["c"]
+
+
+def test_settings_of_a_request_that_names_no_channel_differ_from_nothing(broker: Broker) -> None:
+    assert broker.group.differs("", {"tags": ["a"]}) is None
+    broker.want("c")
+    broker.up("c")
+    assert broker.group.differs("c", {"tags": ["a"]}) is not None
 
 
 def test_the_restarts_of_ephemeral_channels_that_are_gone_are_forgotten(
