@@ -158,6 +158,7 @@ class StartQueue:
 
         Adding it again with `first` moves it forward, because a client now waits for it.
         """
+        self.later.pop(channel, None)
         if first:
             self._others.pop(channel, None)
             self._first[channel] = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,19 +11,31 @@ from typing import Any, cast
 import pytest
 from support.group import Broker
 
-from zsq.actors.runtime.child import Failure, Phase
+from zsq.actors.runtime.child import OUT_OF_FILES, ChildSpec, Failure, OutOfFiles, Phase
 from zsq.actors.settings import options
 from zsq.actors.settings.options import ServeOptions
 from zsq.actors.settings.starts import ActorStart, ZeroMqStart
 from zsq.actors.statistics.broker_view import ChannelProcess, GroupState
 from zsq.actors.supervisor.singles import Singles
+from zsq.transport.errors import E_LIMIT, ZsqError
 
 
-def singles_of(did: list[str]) -> Singles:
+def singles_of(did: list[str], refusals: list[ZsqError] | None = None) -> Singles:
+    """Return single processes that note in `did` what they do. Starts are refused with `refusals`,
+    from the last one on, while there are any.
+    """
+    keys = itertools.count(8)
+
+    def start(spec: ChildSpec) -> Any:
+        if refusals:
+            did.append("refused")
+            raise refusals.pop()
+        did.append("start")
+        return SimpleNamespace(spec=spec, state="starting")
+
     processes = SimpleNamespace(
-        new_key=lambda: 8, endpoint=lambda key: f"ipc:///run/{key}", run_dir="/run",
-        scan_endpoint="ipc:///run/1", archive_endpoint="ipc:///run/2",
-        start=lambda spec: did.append("start"),
+        new_key=lambda: next(keys), endpoint=lambda key: f"ipc:///run/{key}", run_dir="/run",
+        scan_endpoint="ipc:///run/1", archive_endpoint="ipc:///run/2", start=start,
     )  # fmt: skip
     state: Any = SimpleNamespace(
         channels_changed=False, stopping=False, processes=processes,
@@ -103,3 +117,61 @@ def test_the_broker_runs_on_when_the_alarm_sender_fails_too_often() -> None:
         singles.children[7] = teller
         assert singles.ended(teller)
     assert did == ["start"] * options.RESTARTS_MAX
+
+
+REFUSALS = (OutOfFiles(E_LIMIT, "no file is free"), ZsqError(E_LIMIT, "too many processes"))
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=["files", "processes"])
+@pytest.mark.parametrize("how", ["needed", "ended", "pool"])
+def test_a_service_whose_start_is_refused_is_started_later(
+    monkeypatch: pytest.MonkeyPatch, how: str, refusal: ZsqError
+) -> None:
+    now_ns, pause_ns = 0, int(options.FILES_RETRY_S_MAX * 1e9)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    did: list[str] = []
+    singles = singles_of(did, [refusal, refusal])
+
+    def cause() -> None:
+        if how == "needed":
+            singles.start_when_needed("scheduler")
+        elif how == "pool":
+            singles.size_pool(1)
+        else:
+            spec = SimpleNamespace(key=7, kind="scan_loop", start=ActorStart(), title="scan")
+            loop: Any = SimpleNamespace(told_to_stop=False, envelope=(), failure=None, spec=spec)
+            singles.children[7] = loop
+            assert singles.ended(loop)
+
+    cause()
+    if how != "ended":
+        cause()  # one that waits for its start is not started twice
+    singles.tick(pause_ns - 1)
+    assert did == ["refused"]
+    now_ns = pause_ns
+    singles.tick(now_ns)
+    singles.tick(2 * pause_ns - 1)
+    assert did == ["refused", "refused"]
+    singles.tick(2 * pause_ns)
+    singles.tick(10 * pause_ns)
+    if how != "ended":
+        cause()  # it runs
+    assert did == ["refused", "refused", "start"]
+
+
+def test_a_service_that_found_no_free_file_is_started_later_as_often_as_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pause_ns = int(options.FILES_RETRY_S_MAX * 1e9)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 0)
+    did: list[str] = []
+    singles = singles_of(did)
+    spec = SimpleNamespace(key=7, kind="scan_loop", start=ActorStart(), title="scan")
+    failure = Failure(Phase.START, OUT_OF_FILES, "no file is free")
+    for number in range(options.RESTARTS_MAX + 5):
+        loop: Any = SimpleNamespace(told_to_stop=False, envelope=(), failure=failure, spec=spec)
+        singles.children[7] = loop
+        assert singles.ended(loop)
+        assert did == ["start"] * number
+        singles.tick(pause_ns)
+    assert did == ["start"] * (options.RESTARTS_MAX + 5)

@@ -4,16 +4,19 @@ name is a new channel.
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, cast
 
 import pytest
 from support.group import Broker, C
 
+from zsq.actors.runtime.child import OUT_OF_FILES, Failure, Phase
 from zsq.actors.settings import options
 from zsq.actors.settings.starts import channel_of
 from zsq.actors.statistics.broker_view import ChannelProcess, GroupState
+from zsq.actors.statistics.statistics import troubles_of_topic
 from zsq.actors.supervisor.commands import deletion
-from zsq.transport.errors import E_CLOSING, E_LIMIT, ZsqError
+from zsq.transport.errors import E_CLOSING, E_LIMIT, E_TOPIC_FAILED, ZsqError
 from zsq.transport.wire import protocol as p
 
 MANY = 100
@@ -34,6 +37,19 @@ def begin(broker: Broker, channels: int = MANY) -> list[str]:
     group.born(group.topic)
     group.tick()
     return broker.started
+
+
+def begin_again(broker: Broker) -> None:
+    """Let the topic's process end, and its successor come up."""
+    group, topic = broker.group, broker.group.topic
+    assert topic is not None
+    topic.state = "ended"
+    group.died(topic)
+    assert group.topic is not None
+    group.topic.state, group.topic.data = "up", {"channels": [*group.channels]}
+    broker.started.clear()
+    group.born(group.topic)
+    group.tick()
 
 
 def test_a_bounded_number_of_channels_starts_at_a_time(broker: Broker) -> None:
@@ -160,10 +176,10 @@ def test_an_old_channel_that_cannot_start_fails_its_topic(
     assert len(broker.killed) == options.STARTS_MAX + 1
 
 
-def crash(broker: Broker, name: str) -> None:
+def crash(broker: Broker, name: str, failure: Failure | None = None) -> None:
     child = broker.group.child(name)
     assert child is not None
-    child.state = "ended"
+    child.state, child.failure = "ended", failure
     broker.group.died(child)
     broker.group.tick()
 
@@ -191,6 +207,93 @@ def test_an_ephemeral_channel_that_dies_too_often_fails(broker: Broker) -> None:
     broker.up()
     crash(broker, C)
     assert broker.group.channels[C].has_failed
+
+
+def test_a_channel_that_failed_too_often_stays_stopped_until_it_is_deleted(broker: Broker) -> None:
+    broker.want("c")
+    broker.up("c")
+    for _ in range(options.RESTARTS_MAX + 1):
+        crash(broker, "c")
+    assert troubles_of_topic(broker.group, cast("Any", None))[0] == "channel c failed too often"
+    broker.started.clear()
+    broker.want("c")
+    assert [error.code if error else "" for error in broker.answers] == ["", E_TOPIC_FAILED]
+    begin_again(broker)
+    assert (broker.started, broker.group.settled()) == ([], True)
+    deletion.remove_channel(broker.requests, broker.group, "c", lambda error: None)
+    broker.ends.pop(0)(True)
+    broker.orders.pop(0)[1](p.Done(1, {}), None)
+    broker.want("c")
+    assert broker.started == ["c"]
+
+
+def test_settings_of_a_request_that_names_no_channel_differ_from_nothing(broker: Broker) -> None:
+    assert broker.group.differs("", {"tags": ["a"]}) is None
+    broker.want("c")
+    broker.up("c")
+    assert broker.group.differs("c", {"tags": ["a"]}) is not None
+
+
+def test_the_restarts_of_ephemeral_channels_that_are_gone_are_forgotten(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+
+    def die(name: str, times: int) -> None:
+        for _ in range(times):
+            broker.want(name)
+            broker.up(name)
+            crash(broker, name)
+            broker.ends.pop(0)(True)
+            broker.orders[-1][1](p.Done(1, {}), None)
+
+    for number in range(3):
+        die(f"{number}#ephemeral", options.UNSTEADY_RESTARTS)
+    broker.group.tick()
+    assert len(broker.group.unsteady) == 3
+    now_ns += int(options.RESTARTS_WITHIN_S * 1e9) + 1
+    die("last#ephemeral", 1)
+    broker.group.tick()
+    assert not broker.group.unsteady
+
+
+def test_a_channel_whose_start_lacks_files_is_started_later(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    broker.group.channels["c"] = ChannelProcess()
+    broker.want("c")
+    for number in range(options.RESTARTS_MAX + 5):
+        crash(broker, "c", Failure(Phase.START, OUT_OF_FILES, "no file is free"))
+        assert broker.started == ["c"] * (number + 1)
+        now_ns += int(options.FILES_RETRY_S_MAX * 1e9)
+        broker.group.tick()
+        broker.group.tick()
+        assert broker.started == ["c"] * (number + 2)
+    broker.up("c")
+    assert broker.answers == [None]
+
+
+def test_a_wanted_channel_that_was_to_start_later_is_started_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When its time comes, no other channel starts in its place."""
+    now_ns = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    started = begin(broker)
+    crash(broker, "c0", Failure(Phase.START, OUT_OF_FILES, "no file is free"))
+    broker.want("c0")
+    broker.up("c1")
+    assert started[-1] == "c0"
+    now_ns += int(options.FILES_RETRY_S_MAX * 1e9)
+    count = len(started)
+    for _ in range(3):
+        broker.group.tick()
+        assert len(started) == count
+    broker.up("c2")
+    assert len(started) == count + 1
 
 
 def test_waiting_requests_fail_as_soon_as_their_topic_is_stopped(broker: Broker) -> None:

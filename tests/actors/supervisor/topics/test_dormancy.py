@@ -217,13 +217,15 @@ def test_the_option_none_keeps_all_topics_awake(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    "cause", ["starting", "ephemeral", "failed", "missing", "in memory", "due"]
+    "cause", ["starting", "deleting", "ephemeral", "failed", "missing", "in memory", "due"]
 )
 def test_these_topics_stay_awake(place: Place, cause: str) -> None:
     group = place.group
     assert group.topic is not None
     if cause == "starting":
         group.channels["c"].child.state = "starting"  # type: ignore[union-attr]
+    elif cause == "deleting":
+        group.begin_deletion("c")
     elif cause == "ephemeral":
         group.channels["e#ephemeral"] = group.channels["c"]
     elif cause == "failed":

@@ -39,3 +39,13 @@ def test_requests_that_wait_for_a_deleted_channel_to_return_are_bounded(
     for _ in range(3):
         broker.want("c#ephemeral")
     assert [error.code for error in broker.answers if error] == [E_CLOSING]
+
+
+def test_a_request_for_a_durable_channel_that_is_being_deleted_fails_at_once() -> None:
+    broker = Broker()
+    broker.group.begin_deletion("c")
+    broker.want("c")
+    assert [error.code for error in broker.answers if error] == [E_CLOSING]
+    broker.group.end_deletion("c")
+    broker.want("c")
+    assert broker.started == ["c"]
