@@ -244,7 +244,7 @@ class AsyncioClient(ClientBase[_DriveT]):
     _tells = True  # log a broker that does not answer while a call waits for it
 
     def _new_drive(self, engine: Any) -> Any:
-        return Turner(engine, tells=self._tells, hasty=self._hasty)
+        return Turner(engine, tells=self._tells, hasty=self._is_hasty())
 
     async def close(self) -> None:
         raise NotImplementedError

@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 from ...system import after_fork
 from ...wire.address import DefaultTimeout
@@ -53,16 +53,18 @@ class ClientBase(Generic[_DriveT]):
 
     def _drive(self) -> _DriveT:
         """Return the drive. Make it at the first call in this process."""
-        return self._made or self._make()
+        made = self._made
+        return self._make() if made is None else made
 
-    def _make(self) -> Any:
+    def _make(self) -> _DriveT:
         with _making:
-            drive: Any = self._made
-            if drive is None:
-                drive = self._new_drive(self._engine())
-                drive.belong_to(self, self._client_name)
-                self._last_drive = drive
-            return drive
+            made = self._made
+            if made is not None:
+                return made
+            drive = self._new_drive(self._engine())
+            drive.belong_to(self, self._client_name)
+            self._last_drive = drive
+            return cast("_DriveT", drive)
 
     def _engine(self) -> Engine:
         raise NotImplementedError
@@ -70,9 +72,8 @@ class ClientBase(Generic[_DriveT]):
     def _new_drive(self, engine: Any) -> Any:
         raise NotImplementedError
 
-    @property
-    def _hasty(self) -> bool:
-        """True if the user gave no time-out, see `Engine`."""
+    def _is_hasty(self) -> bool:
+        """Return True if the user gave no time-out, see `Engine`."""
         return isinstance(self._timeout, DefaultTimeout)
 
     def _forked(self) -> None:
@@ -95,7 +96,7 @@ class BlockingClient(ClientBase[_DriveT]):
         remember(self, self._client_name)
 
     def _new_drive(self, engine: Any) -> Any:
-        return Drive(engine, keeper=self._keeper, hasty=self._hasty)
+        return Drive(engine, keeper=self._keeper, hasty=self._is_hasty())
 
     def close(self, timeout: float | None = None) -> None:
         raise NotImplementedError

@@ -200,7 +200,10 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
     # Internal
 
     _keeper = "zsq stage"
-    _hasty = False  # a broker that is starting again must not fail a batch of an outbox
+
+    def _is_hasty(self) -> bool:
+        # A broker that is starting again must not fail a batch of an outbox.
+        return False
 
     def _drive(self) -> Drive[StageEngine]:
         if self._closed:
