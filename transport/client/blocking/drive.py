@@ -116,6 +116,8 @@ class Drive(Generic[_EngineT]):
                 if self._driver is None:
                     self._drive(waker, deadline_ns)
                 else:
+                    # The driver sleeps, perhaps beyond a timer that this thread has set.
+                    self.need(self.engine.due_ns)
                     self._follow(waker, deadline_ns - now)
             return True
         finally:

@@ -7,10 +7,12 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.broker import wait_for as until
 
 import zsq
 from zsq.transport.client.blocking.drive import Drive
@@ -63,6 +65,25 @@ def test_no_thread_is_started_before_something_is_due() -> None:
         assert make_due(drive)
         assert len(keepers()) == 1
     assert keepers() == []
+
+
+def test_a_timer_of_a_second_caller_is_in_time_while_the_first_one_sleeps() -> None:
+    def wait_for(done: Callable[[], bool], wait_s: float) -> bool:
+        return drive.wait(done, time.monotonic_ns() + int(wait_s * 1e9))
+
+    def first() -> None:
+        with drive.lock:
+            wait_for(lambda: False, 60)
+
+    with driven() as drive:
+        caller = threading.Thread(target=first)
+        caller.start()
+        until(lambda: drive.engine.waiters, 10, "the first caller waits")
+        drive.engine.called.clear()
+        with drive.lock:
+            drive.engine.sooner(0)
+            assert wait_for(drive.engine.called.is_set, 5)
+    caller.join(10)
 
 
 def test_the_keeper_outlives_having_nothing_to_do() -> None:
