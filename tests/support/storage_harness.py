@@ -23,7 +23,7 @@ IDENTITY = TopicIdentity("clicks", "00112233445566778899aabbccddeeff")
 SMALL = StoreOptions(
     chunk_bytes=1024, index_every_bytes=256, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0
 )
-GROUPS = replace(SMALL, adopt_bytes=500, group_append_bytes=900)
+GROUPS = replace(SMALL, chunk_bytes=1056, adopt_bytes=500, group_append_bytes=900)
 PRODUCER = 77
 APP = "query"
 
