@@ -287,6 +287,15 @@ def why_no_file(error: Exception) -> str:
     )
 
 
+def why_no_more_files() -> str:
+    """Return why this process can open no more files, or "" if it can open one."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return why_no_file(error)
+    return ""
+
+
 class EpollSet:
     """A set of descriptors to wait for. This one is an epoll set of Linux.
 

@@ -6,18 +6,13 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, Protocol
 
 from ...transport.client.blocking.client import Admin, Reader
 from ...transport.client.core.message import StoredMessage, message_at
 from ...transport.errors import E_BAD_ARGUMENT, NotFound, UsageError, ZsqError
 from ...transport.wire.codec import HeaderValue
-from .clients import BrokerForTests
 
-if TYPE_CHECKING:
-    from .namespace import Namespace
-
-ReadableBroker: TypeAlias = "BrokerForTests | Namespace | str"
 WAIT_S: Final = 5.0
 LOOK_S: Final = 0.01
 SHOWN_MAX: Final = 20
@@ -96,12 +91,21 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__name__", function))
 
 
+class ReadableBroker(Protocol):
+    """A broker for tests, or a namespace of one, which adds its prefix to the names of topics."""
+
+    @property
+    def url(self) -> str: ...
+
+    def reader(self, topic: str) -> Reader: ...
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= BODY_SHOWN_MAX else f"{text[:BODY_SHOWN_MAX]}... ({len(text)} long)"
 
 
-def messages_of(topic: str, broker: ReadableBroker | None = None) -> list[StoredMessage]:
+def messages_of(topic: str, broker: ReadableBroker | str | None = None) -> list[StoredMessage]:
     """Return all messages that a topic keeps. It is empty if the topic does not exist."""
     messages: list[StoredMessage] = []
     with _reader_of(topic, broker) as reader:
@@ -122,13 +126,13 @@ def messages_of(topic: str, broker: ReadableBroker | None = None) -> list[Stored
     return messages
 
 
-def _reader_of(topic: str, broker: ReadableBroker | None) -> Reader:
+def _reader_of(topic: str, broker: ReadableBroker | str | None) -> Reader:
     if broker is None or isinstance(broker, str):
         return Reader(topic, url=broker)
     return broker.reader(topic)  # a namespace adds its prefix
 
 
-def _url_of(broker: ReadableBroker | None) -> str | None:
+def _url_of(broker: ReadableBroker | str | None) -> str | None:
     return broker if broker is None or isinstance(broker, str) else broker.url
 
 
@@ -142,7 +146,7 @@ def assert_published(
     tag: str | None = ANY,
     count: int | None = None,
     timeout: float = WAIT_S,
-    broker: ReadableBroker | None = None,
+    broker: ReadableBroker | str | None = None,
 ) -> list[StoredMessage]:
     """Wait until the topic has messages as expected, and return them in their order.
 

@@ -253,3 +253,20 @@ def test_a_client_without_descriptors_names_the_limit(own_broker: Broker, kind: 
             producer.close(5)
         for consumer in consumers:
             consumer.close(5)
+
+
+def test_a_client_names_the_limit_wherever_it_lacks_a_descriptor(shared: Broker) -> None:
+    """ZeroMQ opens one of its files itself, and says only that it cannot connect."""
+    with zsq.Admin(shared.ipc) as admin:
+        admin.create_topic("t")
+    for spare in range(2, 14):
+        with no_more_files(os.getpid(), spare=spare):
+            producer, text = None, "limit of open files"
+            try:
+                producer = zsq.Producer(shared.ipc, timeout=0.5)
+                producer.publish("t", b"x")
+            except ZsqError as error:
+                text = str(error)
+        assert "limit of open files" in text, spare
+        if producer is not None:
+            producer.close(5)

@@ -1,10 +1,11 @@
-"""Attempt: one try of a link to reach its target, and how far it has come. No I/O."""
+"""Attempt: one try of a link to reach its target, and how far it has come. It sends nothing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
 
+from ...system import why_no_more_files
 from ...wire import sockets
 from ...wire.address import Address
 from ...wire.handshake import HANDSHAKE_EVENTS
@@ -72,5 +73,9 @@ class Attempt:
         return f"{place} speaks ZeroMQ and does not answer: the broker is overloaded, or it hangs"
 
     def refused(self, place: str) -> str:
-        """Return the reason of a connection that was refused."""
-        return f"nothing {'listens' if self.address.local else 'answers'} at {place}"
+        """Return the reason of a connection that was refused.
+
+        ZeroMQ reports a connection for which it had no descriptor in the same way.
+        """
+        refused = f"nothing {'listens' if self.address.local else 'answers'} at {place}"
+        return why_no_more_files() or refused
