@@ -6,10 +6,12 @@ reported.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +263,29 @@ def test_readers_see_no_shorter_topic_while_a_killed_broker_starts_again(tmp_pat
             assert reader.read(0, 1 << 20).head == 100
     finally:
         one.broker.close()
+
+
+def test_readers_wait_until_a_restarted_topic_knows_what_the_bucket_has(shipped: Shipped) -> None:
+    broker = shipped.broker
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_topic(TOPIC, sync="bucket")
+        producer.publish_many(TOPIC, [b"%d" % number for number in range(100)])
+    (archive,), (topic,) = broker.pids("archive"), broker.pids("topic")
+    os.kill(archive, signal.SIGSTOP)
+    try:
+        kill(topic)
+        wait_for(lambda: topic not in broker.pids("topic") and broker.pids("topic"), 30)
+        with (
+            ThreadPoolExecutor(1) as pool,
+            zsq.Reader(TOPIC, url=broker.ipc, timeout=60) as reader,
+        ):
+            page = pool.submit(reader.read, 0, 1 << 20)
+            # A topic that did not wait would answer in this time, with fewer messages.
+            wait([page], 3)
+            os.kill(archive, signal.SIGCONT)
+            assert page.result(60).head == 100
+    finally:
+        os.kill(archive, signal.SIGCONT)
 
 
 def test_nothing_acknowledged_is_lost_with_the_disk(tmp_path: Path) -> None:

@@ -48,7 +48,6 @@ DEFECTS: Final = {
     "a takeover does not skip the window": 104,
     "a broker that has lost goes on": 94,
     "a chunk's object is removed before its removal is shipped": 151,
-    "readers do not wait until it is known what the bucket has": 522,
     "delayed messages that may not move are due all the time": 20,
     "a takeover begins no new epoch": 1,
     "a takeover does not read the last ticks": 1,
