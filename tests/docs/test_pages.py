@@ -9,7 +9,7 @@ import pytest
 
 from .walking import ROOT, Reader
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
