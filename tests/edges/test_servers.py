@@ -127,7 +127,7 @@ def is_polling(pids: Iterable[int]) -> bool:
 
     A worker with threads takes the lock of its pool in the handler of Ctrl-C, and waits for ever if
     its main thread holds it: it does so while it starts a thread, and the thread has answered the
-    request by then. This is gunicorn's (27.0), with and without a client of ZSQ.
+    request by then. This is gunicorn's (27.0): no client takes part in it.
     """
     return all("poll" in Path(f"/proc/{pid}/wchan").read_text() for pid in pids)
 
