@@ -370,8 +370,13 @@ def test_the_console_serves_processes_chunks_alarms_and_its_page(
     node: Broker, web: httpx.Client
 ) -> None:
     publish(node, "filed", b"x" * 1_000)
+
+    def pids_differ() -> set[int]:
+        rows = get(web, "/processes")["processes"]
+        return {row["pid"] for row in rows} ^ {actor["pid"] for actor in node.actors()}
+
+    wait_for(lambda: not pids_differ(), 30, "the console shows all processes")
     rows = get(web, "/processes")["processes"]
-    assert {row["pid"] for row in rows} == {actor["pid"] for actor in node.actors()}
     assert next(row for row in rows if row["name"] == "topic filed")["memory_bytes"] > 1_000_000
     assert get(web, "/chunks", topic="filed")["chunks"][-1]["messages"] == 1
     assert get(web, "/alarms")["receivers"] == []
