@@ -48,7 +48,8 @@ def _fails(*paths: str, outcome: str, health: str) -> Missing:
 MISSING: Final = (
     Missing(
         ("registry.json",),
-        "The broker does not start. `zsq fsck DIR --repair` rebuilds the file (see above).",
+        "Nothing is lost, but the broker does not start. `zsq fsck DIR --repair` rebuilds the file "
+        "(see above).",
         refusal="has lost its registry.json",
     ),
     _nothing("registry.json.old", outcome="Nothing is lost. `zsq fsck --repair` knows less."),
@@ -89,7 +90,13 @@ MISSING: Final = (
         delayed=0,
         health="is missing, with all delayed messages",
     ),
-    _nothing(f"{TOPIC}delayed/commits", f"{TOPIC}delayed.made"),
+    Missing(
+        (f"{TOPIC}delayed", f"{TOPIC}delayed.made"),
+        "The delayed messages that are not due yet. Nothing tells of it.",
+        delayed=0,
+    ),
+    _nothing(f"{TOPIC}delayed/commits"),
+    _nothing(f"{TOPIC}delayed.made"),
 )
 TABLE: Final = "".join(
     f"| {', '.join(f'`{path}`' for path in row.paths)} | {row.outcome} |\n" for row in MISSING
