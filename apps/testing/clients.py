@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -9,24 +10,24 @@ from typing import Any, Self
 from ...transport.client.blocking.client import Admin, Consumer, Producer, Reader
 
 
-class BrokerForTests:
+class BrokerForTests(ABC):
     """A broker at `url` that makes its clients. `with` starts and stops it."""
 
     url: str
 
-    def start(self) -> Self:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self) -> Self: ...
 
-    def stop(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def stop(self) -> None: ...
 
+    @abstractmethod
     def now_ns(self) -> int:
         """Return the time by the broker's clock, in nanoseconds since 1970."""
-        raise NotImplementedError
 
+    @abstractmethod
     def advance(self, step: float | timedelta) -> None:
         """Move the broker's clock forward by `step`."""
-        raise NotImplementedError
 
     def producer(self, **options: Any) -> Producer:
         """Return a new producer of this broker. `options`: see `zsq.Producer`."""
