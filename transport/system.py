@@ -79,10 +79,30 @@ def user_id() -> int | None:
     return None if get is None else int(get())
 
 
+_after_fork: Final[list[Callable[[], None]]] = []
+_pid = os.getpid()  # the process in which they were called last
+
+
 def after_fork(call: Callable[[], None]) -> None:
-    """Call this in each forked child. Without `fork` (Windows), do nothing."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=call)
+    """Call this in each forked child. See `note_fork`."""
+    _after_fork.append(call)
+
+
+def note_fork() -> None:
+    """Call what `after_fork` was given, if this is a forked child where it was not called yet.
+
+    Python calls this in a child, except if a program forks below it (uWSGI does). So clients call
+    it, too. What it calls replaces locks that a thread of the parent may have held at the fork.
+    """
+    global _pid
+    if _pid != os.getpid():
+        _pid = os.getpid()
+        for call in _after_fork:
+            call()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=note_fork)
 
 
 # Waiting for a few descriptors

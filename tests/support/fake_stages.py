@@ -86,7 +86,7 @@ class FakeStages:
         self.hold = False
         self.wake()
 
-    def wait_for(self, condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 30.0) -> None:
         with self.news:
             assert self.news.wait_for(condition, timeout), "it did not come to that"
 

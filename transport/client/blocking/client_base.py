@@ -15,7 +15,7 @@ import weakref
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
-from ...system import after_fork
+from ...system import after_fork, note_fork
 from ...wire.address import DefaultTimeout
 from ..link.engine import Engine
 from .drive import Drive
@@ -42,13 +42,12 @@ class ClientBase(Generic[_DriveT]):
 
     @property
     def _made(self) -> _DriveT | None:
-        """The drive of this process, if there is one.
-
-        The process is checked, because some servers (uWSGI) fork without the calls of `after_fork`.
+        """The drive of this process, if there is one. Some servers fork without Python's hooks, so
+        the process is checked.
         """
         drive: Any = self._last_drive
         if drive is not None and drive.pid != os.getpid():
-            self._forked()
+            note_fork()
         return self._last_drive
 
     def _drive(self) -> _DriveT:
@@ -57,6 +56,7 @@ class ClientBase(Generic[_DriveT]):
         return self._make() if made is None else made
 
     def _make(self) -> _DriveT:
+        note_fork()
         with _making:
             made = self._made
             if made is not None:
