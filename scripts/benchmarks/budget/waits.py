@@ -14,6 +14,7 @@ from zsq.transport.client.blocking.client import Admin
 from ..harness.loads import Shape
 from ..harness.report import Report
 from ..harness.slow_sync import slow_broker
+from ..harness.usage import used_s
 from ..measures import backlog, single, throughput, topics
 from ..peers import nsq_peers, redis
 from ..peers.raw_single import RAW_COST, RAW_TO_CONSUMER
@@ -90,6 +91,7 @@ def startup(work: Work) -> Found:
         begin = time.perf_counter()
         with group(work, "without topics") as (broker, _):
             report.add("no topics", "s", time.perf_counter() - begin)
+            report.add("no topics: processor time", "s", used_s(broker.process.pid))
             topics.create(broker, topics.places(TOPICS, CHANNELS))
             topics.stop(broker)
             _starts(broker, report)
@@ -119,6 +121,7 @@ def _starts(broker: LocalBroker, report: Report) -> None:
     begin = time.perf_counter()
     with serve_again(broker, *GATES) as again:
         report.add("ready", "s", time.perf_counter() - begin)
+        report.add("ready: processor time", "s", used_s(again.process.pid))
         with Admin(again.url) as admin:
             while sum(len(row["channels"]) for row in admin.stats()["topics"]) < TOPICS * CHANNELS:
                 if time.perf_counter() > begin + START_WAIT_S:

@@ -65,6 +65,11 @@ def cpu_of_family(root: int) -> dict[int, float]:
     return used
 
 
+def used_s(root: int) -> float:
+    """Return the seconds that all processes of a server have used until now."""
+    return sum(cpu_of_family(root).values())
+
+
 def footprint(report: Report, name: str, root: int, seconds: float) -> None:
     """Report what a server costs for `seconds` in which nothing happens."""
     usage, before, begin = Usage(root), _wake_ups(root), time.perf_counter()

@@ -19,7 +19,7 @@ from local_setup.s3_servers import free_ports
 from zsq.transport.client.blocking.client import Admin, Consumer, Producer
 
 from ..harness.report import Report
-from ..harness.usage import cpu_of_family
+from ..harness.usage import used_s
 
 PARTS: Final = (1, 2, 4, 8)
 PLAIN: Final = "plain"
@@ -87,4 +87,4 @@ def _turn(
 
 def _used_s(broker: LocalBroker) -> float:
     """Return the processor time so far of the broker's processes and of this one, in seconds."""
-    return sum(cpu_of_family(broker.process.pid).values()) + time.process_time()
+    return used_s(broker.process.pid) + time.process_time()

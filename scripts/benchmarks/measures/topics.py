@@ -13,7 +13,7 @@ from local_setup.broker import STOP_WAIT_S, LocalBroker, serve_again
 from zsq.transport.client.blocking.client import Admin, Consumer, Producer
 
 from ..harness.report import Report
-from ..harness.usage import footprint, memory_mib
+from ..harness.usage import Usage, footprint, memory_mib, used_s
 from ..peers import nsq_client, nsq_peers, redis
 
 PEERS: Final = ("nsqd", "redis")
@@ -56,7 +56,9 @@ def quiet(
     connected: bool = True,
 ) -> None:
     """Measure unused channels of a broker that runs with STAY_AWAKE, and then `rounds` starts."""
+    usage = Usage(broker.process.pid)
     report.add(CREATION, "s", create(broker, channels))
+    report.add(f"{CREATION}: processor time", "s", sum(usage.seconds().values()))
     _settled(report, AWAKE, broker.process.pid, seconds)
     with ExitStack() as stack:
         for topic, channel in channels if connected else ():
@@ -73,6 +75,7 @@ def starts(broker: LocalBroker, report: Report, rounds: int) -> None:
         begin = time.perf_counter()
         with serve_again(broker, *STAY_AWAKE) as again:
             report.add(START, "s", time.perf_counter() - begin)
+            report.add(f"{START}: processor time", "s", used_s(again.process.pid))
             stop(again)
 
 
