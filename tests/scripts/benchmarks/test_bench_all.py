@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.harness.loads import Shape, make_bodies
 from benchmarks.harness.slow_sync import SyncDelay, slow_broker, slowed
+from benchmarks.measures import topics
 from benchmarks.peers import nsq_peers
 from local_setup import environment
 from local_setup.broker import temporary_broker
@@ -59,6 +60,11 @@ def test_bench_all_measures_a_small_table_and_leaves_no_files(tmp_path: Path) ->
         assert goals[group, what]["at_least"] is False
     assert str(tmp_path) not in json.dumps(answer["about"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_topics_that_do_not_fit_into_the_memory_are_left_out_with_a_reason(tmp_path: Path) -> None:
+    with temporary_broker("--no-listen", *topics.STAY_AWAKE, under=tmp_path) as broker:
+        assert topics.too_small(broker, 10**9).startswith("left out: 1,000,000,000 topics would")
 
 
 def test_syncs_take_longer_while_they_are_told_to(tmp_path: Path) -> None:
