@@ -29,7 +29,6 @@ from .measures.hops import hops as measure_hops
 from .measures.paced import SHARES, PacedReport, Plan
 from .measures.paced import paced as measure_paced
 from .measures.priorities import priorities as measure_priorities
-from .measures.topics import topics as measure_topics
 from .measures.transport import BLOCK, MESSAGES, transport
 from .peers.nsq_peers import free_port
 
@@ -173,30 +172,6 @@ def transport_command(seconds: float, size: int, rounds: int, **common: Any) -> 
         broker, report, f"tcp://127.0.0.1:{port}", size, seconds, rounds
     )
     _run("transport", settings, common | {"rounds": rounds}, measure, port=port)
-
-
-@bench.command()
-@click.option("--count", type=click.IntRange(1, 500), default=100, help="Topics.")
-@click.option("--channels", type=click.IntRange(0, 1000), default=2, help="Channels of each topic.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(1, 600),
-    default=20.0,
-    help="Duration of each measurement while nothing happens.",
-)
-@_common
-def topics(
-    count: int, channels: int, seconds: float, size: int, rounds: int, **common: Any
-) -> None:
-    """Measure many small unused topics, awake and asleep, and a restart."""
-    del size, rounds  # not used: there is only one round, and the size of messages does not matter
-    measure = lambda broker, report: measure_topics(broker, report, count, channels, seconds)  # noqa: E731
-    _run(
-        "topics",
-        {"topics": count, "channels of each": channels, "seconds": seconds},
-        common | {"rounds": 1},
-        measure,
-    )
 
 
 @bench.command()

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-READY_WAIT_S: Final = 30.0
+READY_WAIT_S: Final = 120.0
+READY_POLL_S: Final = 0.005
 STOP_WAIT_S: Final = 30.0
 ZSQ: Final = ("-m", "zsq")
 DATA: Final = "data"
@@ -132,7 +133,7 @@ def wait_until_ready(broker: LocalBroker) -> None:
             raise BrokerFailed(
                 f"the broker was not ready after {READY_WAIT_S:.0f} s:\n{_last_lines(broker.log)}"
             )
-        time.sleep(0.02)
+        time.sleep(READY_POLL_S)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -70,6 +70,35 @@ def test_the_page_has_a_place_for_it(name: str) -> None:
     assert marked.replaced(text, name, marked.between(text, name)).count(marked.marks(name)[0]) == 1
 
 
+def table_rows(table: str) -> list[list[str]]:
+    """Return the cells of each row of the table of budgets, without its head and its groups."""
+    lines = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [row for row in cells if not row[0].startswith("**")]
+
+
+def test_the_table_is_that_of_one_run_of_all_groups() -> None:
+    table = marked.between(PAGE.read_text(), MARK)
+    about = dict(line[2:].split(": ", 1) for line in table.splitlines() if line.startswith("- "))
+    assert about["command"] == "`scripts/bench all`"
+    assert {"date", "cpu", "cores", "python", "nsqd", "redis-server", "durability"} <= set(about)
+    rows = table_rows(table)
+    assert {len(row) for row in rows} == {4}
+    verdicts = [row[3].strip("*") for row in rows if row[2]]
+    met, unmet, missing = (verdicts.count(word) for word in ("met", "unmet", "not compared"))
+    assert met + unmet + missing == len(verdicts)
+    assert f"{len(verdicts)} budgets: {met} met, {unmet} unmet, {missing} not compared." in table
+
+
+def test_the_figures_of_the_readme_are_those_of_the_table() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    [row] = [line for line in lines if "| `scripts/bench all` |" in line]
+    figures = re.findall(r"[\d,.]+ (?:messages/s|times)", row)
+    measured = [cells[1] for cells in table_rows(marked.between(PAGE.read_text(), MARK))]
+    assert len(figures) == 2
+    assert [any(cell.startswith(figure) for cell in measured) for figure in figures] == [True, True]
+
+
 def test_each_picture_is_an_svg_drawing() -> None:
     for picture in re.findall(r"\]\((pictures/[^)]+)\)", PAGE.read_text()):
         assert ElementTree.parse(PAGE.parent / picture).getroot().tag.endswith("svg")

@@ -35,12 +35,14 @@ GROUPS: Final[dict[str, Callable[[Work], Found]]] = {
     "latency": waits.latency,
     "clients": rates.clients,
     "sync": waits.syncs,
+    "topics": costs.topics,
     "channel": costs.channel,
     "backlog": costs.backlog,
     "spark": costs.spark,
     "nsq": rates.nsq,
     "console": costs.console,
     "startup": waits.startup,
+    "thousand": costs.thousand,
 }
 MARK: Final = "all"
 DEFAULTS: Final[dict[str, Any]] = {"rounds": 3, "scale": 1.0, "waiting": 10_000_000}
@@ -107,8 +109,8 @@ def measured(names: list[str], work: Work, seconds: float, about: dict[str, str]
 @click.option(
     "--minutes",
     type=click.FloatRange(0.1, 600),
-    default=15.0,
-    help="Seconds after which no further part begins. The table says what was left out.",
+    default=30.0,
+    help="Minutes after which no further part begins. The table says what was left out.",
 )
 @click.option(
     "--folder",

@@ -1,4 +1,4 @@
-"""Budgets of costs: a channel, a backlog, a restart, Spark's read and write, and an open console.
+"""Budgets of costs: quiet topics, channels, a backlog, Spark's read and write, an open console.
 
 The console has no budget.
 """
@@ -13,26 +13,72 @@ from typing import Final
 from ..harness.loads import Shape
 from ..measures import backlog as backlogs
 from ..measures import single
+from ..measures import topics as measure
 from ..measures.console import console as measure_console
 from ..peers.nsq_peers import free_port
-from .lines import Goal
+from .lines import Goal, most
 from .work import Found, Work, found, group
 
 SIZE: Final = 200
 MIB: Final = 1 << 20
 
 
+def topics(work: Work) -> Found:
+    channels = measure.places(work.topics(100), 2)
+    seconds = work.seconds(12.0)
+    name = f"{work.topics(100):,} topics with 2 channels, nothing published"
+    with group(work, name, "--no-listen", *measure.STAY_AWAKE) as (broker, result):
+        measure.quiet(broker, result.report, channels, seconds, work.rounds)
+        measure.asleep(broker, result.report, channels, seconds)
+        measure.beside_nsqd(result.report, broker.folder, channels, seconds)
+        measure.beside_redis(result.report, broker.folder, channels, seconds)
+    lines = result.lines
+    _beside(result, "creation", measure.CREATION, most(2.0))
+    for state, memory, share in (
+        (measure.AWAKE, 150.0, 1.0),
+        (measure.CONNECTED, 200.0, 2.0),
+        (measure.ASLEEP, None, 0.5),
+    ):
+        goal = None if memory is None else most(memory)
+        _beside(result, f"{state}: memory (PSS)", f"{state}: memory (PSS)", goal)
+        _beside(result, f"{state}: processor time", f"{state}: processor time", most(share))
+    lines.of(result.report, "start until ready, all awake", measure.START, most(1.2))
+    return result
+
+
+def thousand(work: Work) -> Found:
+    count, seconds = work.topics(1000), work.seconds(12.0)
+    name = f"{count:,} topics with a channel, nothing published"
+    with group(work, name, "--no-listen", *measure.STAY_AWAKE) as (broker, result):
+        lines, report = result.lines, result.report
+        why = measure.too_small(broker, count)
+        if not why:
+            measure.quiet(broker, report, measure.places(count, 1), seconds, 1, connected=False)
+    awake = f"{measure.AWAKE}: memory (PSS)"
+    lines.of(report, awake, awake, most(1024.0), why=why)
+    lines.of(report, "start until ready, all awake", measure.START, most(5.0), why=why)
+    return result
+
+
+def _beside(result: Found, what: str, name: str, goal: Goal | None) -> None:
+    """Add a line, and one for each peer that was measured too."""
+    result.lines.of(result.report, what, name, goal)
+    for peer in measure.PEERS:
+        if (of_peer := f"{peer}: {name}") in result.report.measures:
+            result.lines.of(result.report, f"{what}, {peer}", of_peer)
+
+
 def channel(work: Work) -> Found:
-    with group(work, "a channel") as (broker, result):
-        single.processes(
-            broker, result.report, max(2, int(single.CHANNELS * work.scale)), work.rounds
+    count = max(2, int(single.CHANNELS * work.scale))
+    with group(work, f"{count} channels of one topic") as (broker, result):
+        single.processes(broker, result.report, count, 1)
+        measure.beside_nsqd(
+            result.report, broker.folder, [("topic", f"channel-{n}") for n in range(count)]
         )
-    result.lines.of(
-        result.report, "memory of its own", "own memory of a channel", Goal(6.0, at_least=False)
-    )
-    result.lines.of(
-        result.report, "until it is made", "create a channel", Goal(15.0, at_least=False)
-    )
+    _beside(result, "creation", measure.CREATION, most(3.0))
+    lines, report = result.lines, result.report
+    lines.of(report, "memory of the process of one", "own memory of a channel", most(6.0))
+    lines.of(report, "until one is made", "create a channel", most(15.0))
     return result
 
 
@@ -50,7 +96,7 @@ def backlog(work: Work) -> Found:
         f"memory of the process that grew most, {name}",
         "MB",
         [size * MIB / 1e6 for size in grown.values],
-        Goal(10.0, at_least=False),
+        most(10.0),
     )
     for kind in ("publish and consume", "publish", "consume the oldest"):
         lines.of(report, f"{kind}, with nothing waiting", f"{kind}, {backlogs.EMPTY}")
@@ -64,8 +110,8 @@ def backlog(work: Work) -> Found:
     lines.of(
         report,
         "start after `kill -9`, a full last chunk, until a publish was durable",
-        "start after kill -9 until a publish was durable",
-        Goal(2.0, at_least=False),
+        backlogs.RESTART,
+        most(0.6),
     )
     return result
 

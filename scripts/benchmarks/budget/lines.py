@@ -39,6 +39,10 @@ class Goal:
         return f"{'at least' if self.at_least else 'at most'} {number(self.bound)} {unit}"
 
 
+def most(bound: float) -> Goal:
+    return Goal(bound, at_least=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line of a group. `why` is the reason for missing values."""
@@ -141,11 +145,23 @@ class Lines:
         self.found.append(Line(self.group, what, unit, values, goal, "" if values else why))
 
     def of(
-        self, report: Report, what: str, measure: str, goal: Goal | None = None, unit: str = ""
+        self,
+        report: Report,
+        what: str,
+        measure: str,
+        goal: Goal | None = None,
+        unit: str = "",
+        why: str = "",
     ) -> None:
-        """Add a line with a measure of the report. `unit` replaces the report's unit."""
-        found = report.measures[measure]
-        self.add(what, unit or found.unit, found.values, goal)
+        """Add a line with a measure of the report. `unit` replaces the report's unit.
+
+        `why` is the reason if the measure is missing. Without a reason it must exist.
+        """
+        if why and measure not in report.measures:
+            self.add(what, unit, (), goal, why)
+        else:
+            found = report.measures[measure]
+            self.add(what, unit or found.unit, found.values, goal)
 
     def ratio(
         self,

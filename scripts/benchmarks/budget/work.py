@@ -35,6 +35,9 @@ class Work:
         """Return the scaled number of messages in whole steps."""
         return max(step, int(full * self.scale) // step * step)
 
+    def topics(self, full: int) -> int:
+        return max(2, int(full * min(1.0, self.scale)))
+
     def seconds(self, full: float) -> float:
         return max(SECONDS_MIN, full * self.scale)
 

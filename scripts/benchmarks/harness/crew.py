@@ -23,11 +23,16 @@ class MemberFailed(Exception):
 
 
 class Crew:
-    """A context manager: `add` makes processes, `go` starts them, `results` returns the results."""
+    """A context manager: `add` makes processes, `go` starts them, `results` returns the results.
+
+    After `results`, `cpu_s` has the processor time that each process used since the start.
+    """
 
     def __init__(self) -> None:
+        self.cpu_s: list[float] = []
         self._context = multiprocessing.get_context("spawn")
         self._members: list[tuple[Any, Any]] = []
+        self._preparing: list[Any] = []
 
     def __enter__(self) -> Self:
         return self
@@ -55,11 +60,16 @@ class Crew:
         process.start()
         theirs.close()
         self._members.append((process, ours))
+        self._preparing.append(ours)
+
+    def wait_ready(self) -> None:
+        """Wait until all processes are ready."""
+        while self._preparing:
+            _receive(self._preparing.pop(0), READY_WAIT_S)
 
     def go(self) -> float:
         """Wait until all processes are ready, start them, and return the time of this start."""
-        for _, channel in self._members:
-            _receive(channel, READY_WAIT_S)
+        self.wait_ready()
         now = time.monotonic()
         for _, channel in self._members:
             channel.send(now)
@@ -67,7 +77,9 @@ class Crew:
 
     def results(self) -> list[Any]:
         """Return the results of the processes, in the order in which they were added."""
-        return [_receive(channel, RESULT_WAIT_S) for _, channel in self._members]
+        answers = [_receive(channel, RESULT_WAIT_S) for _, channel in self._members]
+        self.cpu_s = [used for _, used in answers]
+        return [result for result, _ in answers]
 
     def ends(self) -> list[float]:
         """Return the results of processes that return the time at which they were done."""
@@ -87,12 +99,18 @@ def _receive(channel: Any, seconds: float) -> Any:
 
 
 def _member(channel: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    began = 0.0
+
     def start() -> float:
+        nonlocal began
         channel.send((True, None))
-        return float(channel.recv())
+        at = float(channel.recv())
+        began = time.process_time()
+        return at
 
     try:
-        channel.send((True, work(start, *arguments)))
+        result = work(start, *arguments)
+        channel.send((True, (result, time.process_time() - began)))
     except (KeyboardInterrupt, BrokenPipeError, EOFError):
         pass  # the parent process has ended
     except BaseException:

@@ -6,10 +6,12 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import sysconfig
 from pathlib import Path
 from typing import Final
 
 PEERS: Final = ("nsqd", "redis-server", "nats-server")
+OPTIMIZATIONS: Final = ("--enable-optimizations", "--with-lto")
 
 
 def describe(folder: Path) -> dict[str, str]:
@@ -19,10 +21,18 @@ def describe(folder: Path) -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "kernel": platform.release(),
         "file system": _file_system(folder),
-        "python": platform.python_version(),
+        "python": f"{platform.python_version()}, {python_build()}",
         "pyzmq": importlib.metadata.version("pyzmq"),
     }
     return found | {peer: shutil.which(peer) or "not found" for peer in PEERS}
+
+
+def python_build() -> str:
+    """Return whether the interpreter was configured with the options that make it faster."""
+    arguments = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
+    return "configured " + ", ".join(
+        f"{'with' if option in arguments else 'without'} {option}" for option in OPTIMIZATIONS
+    )
 
 
 def _cpu() -> str:

@@ -1,10 +1,11 @@
 """Backlog of a slow channel: rates and memory without and with a huge backlog, and a restart.
 
-The restart follows a kill of all processes.
+The restart follows a kill of all processes under load. `startup` measures it without a backlog.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,9 @@ FULL: Final = "full"
 SLOW: Final = "slow"
 LIVE: Final = "live"
 BLOCK: Final = 10_000
+LOAD_BLOCK: Final = 1_000
+LOAD_S: Final = 1.0  # the duration of the load before the kill
+RESTART: Final = "start after kill -9 until a publish was durable"
 MIB: Final = 1 << 20
 
 
@@ -46,7 +50,7 @@ def backlog(broker: LocalBroker, report: Report, waiting: int, shape: Shape, rou
     for number in range(rounds):
         for topic in (EMPTY, FULL) if number % 2 else (FULL, EMPTY):
             _rates(broker, report, shape, topic)
-    _restart(broker, report)
+    restart(broker, report, FULL)
 
 
 def _rates(broker: LocalBroker, report: Report, shape: Shape, topic: str) -> None:
@@ -95,20 +99,34 @@ def private_memory(broker: LocalBroker) -> dict[str, int]:
         return {row["name"]: row["private_bytes"] for row in admin.stats()["processes"]}
 
 
-def _restart(broker: LocalBroker, report: Report) -> None:
-    """Kill all processes with SIGKILL, and measure until the topic answers again.
-
-    The log then has a nearly full chunk and the whole backlog.
+def restart(broker: LocalBroker, report: Report, topic: str) -> None:
+    """Kill all processes with SIGKILL while a producer publishes, and measure until the topic
+    answers again.
     """
+    over = threading.Event()
+    load = threading.Thread(target=_load, args=(broker.url, topic, over))
+    load.start()
+    time.sleep(LOAD_S)
     kill_group(broker.process)
     begin = time.monotonic()
-    with serve_again(broker) as again, Admin(again.url) as admin:
+    with serve_again(broker, "--no-http", "--no-nsq") as again:
         report.add("until the broker was ready", "s", time.monotonic() - begin)
         with Producer(again.url) as producer:
-            producer.publish(FULL, b"first")
-        report.add("start after kill -9 until a publish was durable", "s", time.monotonic() - begin)
-        rows = admin.stats(FULL)["topics"][0]["channels"]
+            producer.publish(topic, b"first")
+        report.add(RESTART, "s", time.monotonic() - begin)
+        over.set()
+        load.join()
+        with Admin(again.url) as admin:
+            rows = admin.stats(topic)["topics"][0]["channels"]
         report.notes.append(
             "after the restart: "
             + ", ".join(f"{row['channel_name']} {row['depth']:,}" for row in rows)
         )
+
+
+def _load(url: str, topic: str, over: threading.Event) -> None:
+    """Publish blocks, each after the answer to the last one, also across the restart."""
+    bodies = [b"%020d" % number for number in range(LOAD_BLOCK)]
+    with Producer(url, timeout=WAIT_S) as producer:
+        while not over.is_set():
+            producer.publish_many(topic, bodies)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
 
 from local_setup.broker import LocalBroker
@@ -19,6 +18,7 @@ from zsq.actors.runtime.process import private_bytes
 from zsq.transport.client.blocking.client import Admin
 
 from ..harness.report import Report
+from ..harness.usage import CORE, Usage
 
 FIRST_PAGE: Final = (
     "/",
@@ -32,7 +32,6 @@ STREAM_CHANNELS: Final = "/api/live?channels=1"
 ASKED: Final = ("supervisor", "http_gateway")  # only these processes answer the console
 SETTLE_S: Final = 12.0  # seconds until new processes send their heartbeats at long intervals
 LINGER_S: Final = 32.0
-CORE: Final = "% of a core"
 MIB: Final = 1 << 20
 
 
@@ -60,11 +59,11 @@ def console(
     _wait(SETTLE_S)
     _pages(report, port)
     _wait(LINGER_S)  # the gateway still works for the previous page for 30 s
-    alone = _costs(processes, seconds)
+    alone = _costs(broker, processes, seconds)
     for stream, name in ((STREAM_TOPICS, "topics"), (STREAM_CHANNELS, "channels too")):
         with _open(port, stream) as heard:
             _wait(1)
-            opened = _costs(processes, seconds)
+            opened = _costs(broker, processes, seconds)
         added = {kind: opened[kind] - alone[kind] for kind in ASKED}
         for kind, share in added.items():
             report.add(f"a page of {name}: {kind}", CORE, share)
@@ -125,26 +124,13 @@ def _open(port: int, path: str) -> Iterator[list[int]]:
         connection.close()
 
 
-def _costs(processes: dict[int, str], seconds: float) -> dict[str, float]:
+def _costs(broker: LocalBroker, kinds: dict[int, str], seconds: float) -> dict[str, float]:
     """Return the percentage of a core that each kind of process uses, and all of them together."""
-    before, begin = _spent(processes), time.perf_counter()
+    usage, begin = Usage(broker.process.pid), time.perf_counter()
     _wait(seconds)
-    after, passed_ns = _spent(processes), (time.perf_counter() - begin) * 1e9
-    found = dict.fromkeys(("all", *processes.values()), 0.0)
-    for pid, kind in processes.items():
-        share = (after.get(pid, 0) - before.get(pid, 0)) / passed_ns * 100
-        found[kind] += share
-        found["all"] += share
-    return found
-
-
-def _spent(processes: dict[int, str]) -> dict[int, int]:
-    """Return the processor time in nanoseconds of all threads of each process."""
-    found: dict[int, int] = {}
-    for pid in processes:
-        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            found[pid] = found.get(pid, 0) + int(task.read_text().split()[0])
-    return found
+    used, passed = usage.by_kind(kinds), time.perf_counter() - begin
+    shares = {kind: 100 * seconds / passed for kind, seconds in used.items()}
+    return shares | {"all": sum(shares.values())}
 
 
 def _wait(seconds: float) -> None:

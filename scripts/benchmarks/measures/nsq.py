@@ -1,8 +1,8 @@
 """NSQ's protocol: rates and costs of ZSQ, beside the same client on a bare event loop and on nsqd.
 
-Four loads run on one topic: MPUBs, a consumer that finishes each message, many connections that
-publish single messages, and one such connection. After each load all messages are read, and each
-must come exactly once.
+Five loads run on one topic: MPUBs, a consumer that finishes each message, many connections that
+publish single messages, one such connection, and many consumers. After each load all messages are
+read, and each must come exactly once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from local_setup.broker import LocalBroker
-from local_setup.processes import cpu_s
 from zsq.transport.client.blocking.client import Admin
 
 from ..harness.crew import Crew
 from ..harness.loads import BODIES_MAX, Shape
 from ..harness.report import Report, percentile
+from ..harness.usage import Usage, kinds_on_the_way
 from ..peers import limits, nsq_client, nsq_peers
 from ..peers.nsq_client import Done
 from ..peers.nsq_peers import AHEAD, CONNECTIONS, READY
@@ -35,17 +35,19 @@ FIN: Final = f"consume, RDY {READY}, a FIN each"
 LOOP: Final = "uvloop alone"
 DISK: Final = "writev + fdatasync"
 LATENCY: Final = "1 connection, PUB"
-# The report shows these kinds of processes of the broker.
-SHOWN: Final = ("nsq_gateway", "topic", "channel")
+CROWD: Final = "500 consumers, RDY 1, a FIN each"
+CONSUMERS: Final = 500
+CROWD_SHARE: Final = 10  # many consumers get this part of the messages
 SETTLED_S: Final = 10.0  # the time in which the statistics must show that nothing is left
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The sizes of the four loads.
+    """The sizes of the five loads.
 
     `messages` is the number for MPUBs and for the consumer. `connections` publish single messages
-    for `seconds`, and then one connection does the same.
+    for `seconds`, and then one connection does the same. `crowd` is the number of messages for
+    CONSUMERS consumers.
     """
 
     messages: int
@@ -58,6 +60,12 @@ class Load:
         return Shape(self.messages, self.size, BLOCK)
 
     @property
+    def crowd(self) -> Shape:
+        return replace(
+            self.shape, messages=max(BLOCK, self.messages // CROWD_SHARE // BLOCK * BLOCK)
+        )
+
+    @property
     def singles(self) -> str:
         return f"{self.connections} connections, PUB"
 
@@ -66,15 +74,13 @@ class Load:
 class Server:
     """A server that speaks NSQ's protocol on `port`.
 
-    `name` is its name in the report. `pids` are its processes by kind.
+    `name` is its name in the report, `root` its first process. `kinds` are those of its processes.
     """
 
     name: str
     port: int
-    pids: dict[str, list[int]]
-
-    def cpu_s(self) -> dict[str, float]:
-        return {kind: cpu_s(pids) for kind, pids in self.pids.items()}
+    root: int
+    kinds: dict[int, str]
 
 
 def nsq(broker: LocalBroker, report: Report, port: int, load: Load, rounds: int) -> None:
@@ -95,12 +101,12 @@ def nsq(broker: LocalBroker, report: Report, port: int, load: Load, rounds: int)
                     messages=max(BLOCK, load.messages // nsq_peers.SYNCED_SHARE // BLOCK * BLOCK),
                 )
                 _loads(
-                    Server(kind, place, {"nsqd": [pid]}),
+                    Server(kind, place, pid, {}),
                     report,
                     fewer if kind == nsq_peers.SYNCED else load,
                     limit=True,
                 )
-    kinds = (MPUB, FIN, load.singles, LATENCY)
+    kinds = (MPUB, FIN, load.singles, LATENCY, CROWD)
     report.measures = {
         name: one
         for kind in kinds
@@ -112,12 +118,10 @@ def nsq(broker: LocalBroker, report: Report, port: int, load: Load, rounds: int)
 @contextlib.contextmanager
 def _ours(broker: LocalBroker, port: int) -> Iterator[Server]:
     nsq_client.make_channel(port, TOPIC)
-    pids: dict[str, list[int]] = {}
     with Admin(broker.url) as admin:
-        for row in admin.stats()["processes"]:
-            pids.setdefault(str(row["kind"]), []).append(int(row["pid"]))
+        kinds = kinds_on_the_way(admin.stats()["processes"])
         try:
-            yield Server("zsq", port, pids)
+            yield Server("zsq", port, broker.process.pid, kinds)
             _nothing_left(admin)
         finally:
             broker.check()
@@ -183,6 +187,10 @@ def _loads(server: Server, report: Report, load: Load, *, limit: bool) -> None:
             connections,
         )
         _together((nsq_client.consume, port, TOPIC, load.size, READY, stored, stored))
+    _together((nsq_client.publish_blocks, port, TOPIC, load.crowd, CONNECTIONS, AHEAD))
+    expected = load.crowd.messages
+    crowd = (port, TOPIC, load.size, CONSUMERS, expected, min(expected, BODIES_MAX))
+    _measured(server, report, CROWD, limit, nsq_client.consume_crowd, *crowd)
 
 
 def _measured(
@@ -194,24 +202,19 @@ def _measured(
     """
     with Crew() as crew:
         crew.add(work, *arguments)
-        before = server.cpu_s()
+        crew.wait_ready()
+        usage = Usage(server.root)
         begin = crew.go()
         done: Done = crew.results()[0]
-        after = server.cpu_s()
+        used = usage.by_kind(server.kinds)
+    _rate(report, kind, server.name, (done.end - begin, done), limit=limit)
     if kind == LATENCY:
         _waits(report, server.name, done, limit=limit)
-    else:
-        _rate(report, kind, server.name, (done.end - begin, done), limit=limit)
-    used = {name: (after[name] - before[name]) / done.messages * 1e6 for name in after}
-    client = done.cpu_s / done.messages * 1e6
-    if server.name == "zsq":
-        for name in SHOWN:
-            report.add(f"{kind}: CPU of {name}", COST, used.pop(name))
-        report.add(f"{kind}: CPU of all others", COST, sum(used.values()))
-        report.add(f"{kind}: CPU of the client", COST, client)
-    else:
-        report.add(f"{kind}: CPU of {server.name}", COST, *used.values())
-        report.add(f"{kind}: CPU of its client", COST, client)
+    report.add(f"{kind}: CPU of {server.name}", COST, sum(used.values()) / done.messages * 1e6)
+    for part, seconds in used.items() if server.kinds else ():
+        report.add(f"{kind}: CPU of {part}", COST, seconds / done.messages * 1e6)
+    client = "the client" if server.kinds else f"the client of {server.name}"
+    report.add(f"{kind}: CPU of {client}", COST, done.cpu_s / done.messages * 1e6)
     return done.messages
 
 

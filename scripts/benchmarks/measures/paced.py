@@ -122,6 +122,11 @@ def _at_a_rate(peer: Peer, report: Report, plan: Plan, topic: str, index: int) -
         rate = report.measures[f"{peer.name}, {SATURATED}: rate"].median * plan.shares[index] / 100
         name = f"{peer.name}, {plan.shares[index]:g} %"
     load = Load(max(1, min(MESSAGES_MAX, int(rate * plan.seconds))), plan.size, rate)
+    at_rate(peer, report, name, topic, load)
+
+
+def at_rate(peer: Peer, report: Report, name: str, topic: str, load: Load) -> None:
+    """Measure one run by the timetable. `name` begins the names of its measures."""
     begin, sent, times = _run(peer, topic, load)
     missing = times.count(0.0)
     if missing or not sent.answered:
@@ -132,7 +137,7 @@ def _at_a_rate(peer: Peer, report: Report, plan: Plan, topic: str, index: int) -
         )
         report.notes.append(f"{name}: a run is left out, {what} within {load.end_s:.0f} s")
         return
-    report.add(f"{name}: rate", "messages/s", rate)
+    report.add(f"{name}: rate", "messages/s", load.rate)
     taken = latencies(load, begin, times)
     for column, share in known(load.count).items():
         report.add(f"{name}: {column}", "ms", percentile(taken, share) * 1000)
@@ -178,9 +183,15 @@ def _peers(broker: LocalBroker) -> Iterator[list[Peer]]:
         Peer("zsq", broker.url, *ours[0]),
         Peer(f"zsq, linger {LINGER_MS:g} ms", broker.url, *ours[1]),
     ]
+    with peers_on_path(broker.folder) as others:
+        yield found + others
+
+
+@contextlib.contextmanager
+def peers_on_path(folder: Path) -> Iterator[list[Peer]]:
+    """Start the brokers beside ZSQ that are on PATH, with their data below `folder`."""
     with contextlib.ExitStack() as stack:
-        found += _found(stack, broker.folder)
-        yield found
+        yield list(_found(stack, folder))
 
 
 def _found(stack: contextlib.ExitStack, folder: Path) -> Iterator[Peer]:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from local_setup.broker import BrokerFailed, LocalBroker, temporary_broker
-from local_setup.processes import cpu_s
 from local_setup.s3_servers import free_ports
 from zsq.transport.client.blocking.client import Admin, Consumer, Producer
 
 from ..harness.report import Report
+from ..harness.usage import used_s
 
 PARTS: Final = (1, 2, 4, 8)
 PLAIN: Final = "plain"
@@ -63,9 +63,10 @@ def _turn(
         bodies = [body] * batch
         keys = [b"key-%d" % (number % KEYS) for number in range(batch)] if keyed else None
         used, begun = _used_s(broker), time.perf_counter()
-        for _ in range(messages // batch):
+        calls = max(1, messages // batch)
+        for _ in range(calls):
             producer.publish_many(topic, bodies, keys=keys, wait=False)
-        left = messages // batch * batch
+        left = count = calls * batch
         while left > 0:
             found = consumer.receive_batch(timeout=TIMEOUT_S)
             if found is None:
@@ -76,16 +77,14 @@ def _turn(
         producer.flush()
         took, spent = time.perf_counter() - begun, _used_s(broker) - used
     limit = topic == PLAIN
-    per_message = spent / (messages // batch * batch) * 1e6
+    per_message = spent / count * 1e6
     kind = "keys" if keyed else "no keys"
     report.add(
         f"{kind}: processor time, {name}", "us/message", per_message, limit=limit, against=kind
     )
-    report.add(f"{kind}: rate, {name}", "/s", messages // batch * batch / took)
+    report.add(f"{kind}: rate, {name}", "/s", count / took)
 
 
 def _used_s(broker: LocalBroker) -> float:
     """Return the processor time so far of the broker's processes and of this one, in seconds."""
-    with Admin(broker.url) as admin:
-        pids = [row["pid"] for row in admin.stats()["processes"]]
-    return cpu_s(pids) + time.process_time()
+    return used_s(broker.process.pid) + time.process_time()

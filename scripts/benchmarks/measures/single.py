@@ -13,37 +13,51 @@ from zsq.transport.client.blocking.client import Admin, Consumer, Producer
 
 from ..harness.crew import Crew
 from ..harness.loads import WAIT_S, Start
+from ..harness.pace import Load
 from ..harness.report import Report, percentile
+from ..harness.usage import Usage, kinds_on_the_way
 from ..peers import limits
-from ..peers.raw_single import RAW_TO_ANSWER, RAW_TO_CONSUMER, raw_single_seconds
+from ..peers.raw_single import RAW_COST, RAW_TO_ANSWER, RAW_TO_CONSUMER, raw_singles
+from .paced import at_rate, peers_on_path
+from .topics import CREATION
 
 if TYPE_CHECKING:
     from zsq.transport.client.asyncio import aio
 
 MILLISECONDS: Final = "ms"
+COST: Final = "us CPU/message"
+PROCESSOR: Final = "processor time of a message:"
+ALL: Final = "all processes"
 CLIENT_PROCESSES: Final = 4
-CHANNELS: Final = 20
+CHANNELS: Final = 200
 RAW_MESSAGES_MAX: Final = 1_500  # in a round; this is enough to measure the limit
 
 
 def latency(
     broker: LocalBroker, report: Report, size: int, seconds: float, a_second: float, rounds: int
 ) -> None:
-    """Measure the time from the call of publish() to the handler.
+    """Measure the time from the call of publish() to the handler, and the processor time.
 
-    The rate is fixed and far below the broker's limit.
+    The rate is fixed and far below the broker's limit. The peers on PATH get the same rate.
     """
     for number in range(rounds):
         topic = f"latency-{number}"
         count = max(10, int(seconds * a_second))
         with Admin(broker.url) as admin:
             admin.create_channel(topic, "bench")
+            kinds = kinds_on_the_way(admin.stats()["processes"])
         with Crew() as crew:
             crew.add(receive_stamps, broker.url, topic, count)
             crew.add(publish_stamps, broker.url, topic, size, count, a_second)
+            crew.wait_ready()
+            usage = Usage(broker.process.pid)
             crew.go()
             taken, answered = crew.results()
-        for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
+            inside = usage.by_kind(kinds)
+        used = dict(zip(("consumer", "producer"), crew.cpu_s, strict=True)) | inside
+        for kind, cpu_s in (used | {ALL: sum(used.values())}).items():
+            report.add(f"{PROCESSOR} {kind}", COST, cpu_s / count * 1e6)
+        for name, share in (("p50", 0.5), ("p99", 0.99)):
             report.add(f"publish to handler, {name}", MILLISECONDS, percentile(taken, share) * 1000)
         for name, share in (("p50", 0.5), ("p99", 0.99)):
             report.add(
@@ -51,15 +65,17 @@ def latency(
                 MILLISECONDS,
                 percentile(answered, share) * 1000,
             )
-        arrived, answered = raw_single_seconds(
-            size, min(count, RAW_MESSAGES_MAX), a_second, broker.folder
-        )
-        report.add(RAW_TO_CONSUMER, MILLISECONDS, percentile(arrived, 0.5) * 1000, limit=True)
-        report.add(RAW_TO_ANSWER, MILLISECONDS, percentile(answered, 0.5) * 1000, limit=True)
+        raw = raw_singles(size, min(count, RAW_MESSAGES_MAX), a_second, broker.folder)
+        report.add(RAW_TO_CONSUMER, MILLISECONDS, percentile(raw.arrived, 0.5) * 1000, limit=True)
+        report.add(RAW_TO_ANSWER, MILLISECONDS, percentile(raw.answered, 0.5) * 1000, limit=True)
+        report.add(RAW_COST, COST, raw.cpu_s / len(raw.arrived) * 1e6, limit=True)
         synced = limits.sync_seconds(size + 88, 200, broker.folder)
         report.add(
             "one write + fdatasync, p50", MILLISECONDS, percentile(synced, 0.5) * 1000, limit=True
         )
+        with peers_on_path(broker.folder) as peers:
+            for peer in peers:
+                at_rate(peer, report, peer.name, topic, Load(count, size, a_second))
 
 
 def publish_stamps(
@@ -173,6 +189,7 @@ def processes(broker: LocalBroker, report: Report, count: int, rounds: int) -> N
                 admin.create_channel(topic, f"channel{index}")
                 taken.append((time.monotonic() - start) * 1000)
             report.add("create a channel", MILLISECONDS, statistics.median(taken))
+            report.add(CREATION, "s", sum(taken) / 1000)
             _memory(admin.stats(), report)
             admin.delete_topic(topic, force=True)
 

@@ -1,134 +1,173 @@
-"""Cost of many small idle topics: processes, memory, processor time, sleep, and a restart."""
+"""Cost of many topics that nobody uses: creation, awake, with consumers, asleep, and starts."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
-from local_setup.broker import STOP_WAIT_S, LocalBroker, serve_again, temporary_broker
-from local_setup.processes import cpu_s
-from zsq.transport.client.blocking.client import Admin
-from zsq.transport.client.blocking.producer import Producer
+from local_setup.broker import STOP_WAIT_S, LocalBroker, serve_again
+from zsq.transport.client.blocking.client import Admin, Consumer, Producer
 
 from ..harness.report import Report
+from ..harness.usage import Usage, footprint, memory_mib, used_s
+from ..peers import nsq_client, nsq_peers, redis
 
-SETTLE_S: Final = 15.0  # after this time, the first pulses and checkpoints are over
+PEERS: Final = ("nsqd", "redis")
+AWAKE: Final = "awake"
+CONNECTED: Final = "a consumer on each channel"
+ASLEEP: Final = "asleep"
+CREATION: Final = "creation of all"
+START: Final = "start until ready"
+STAY_AWAKE: Final = ("--no-http", "--no-nsq", "--sleep-after", "none")
+SLEEPY: Final = ("--no-http", "--no-nsq", "--sleep-after", "5s")
 SLEEP_WAIT_S: Final = 180.0
-SLEEPY: Final = ("--no-listen", "--sleep-after", "5s")
-STARTS: Final = 5
-PROBES: Final = 10  # topics to which a message is published, asleep and awake
-KINDS: Final = ("topic", "channel", "scan_loop", "scan_worker", "supervisor")
+TIMEOUT_S: Final = 120.0
+PROBES: Final = 10  # topics to which a message is published; topics by which memory is estimated
+MEMORY_SHARE_MAX: Final = 0.8  # of the memory that is available
+
+Places = list[tuple[str, str]]
 
 
-class _Used(NamedTuple):
-    wake_ups: int  # the voluntary context switches of all threads, as the kernel counts them
-    seconds: float  # the processor time
+def places(count: int, channels: int) -> Places:
+    """Return `channels` channels of each of `count` topics."""
+    return [(f"topic-{topic}", f"channel-{n}") for topic in range(count) for n in range(channels)]
 
 
-def topics(broker: LocalBroker, report: Report, count: int, channels: int, seconds: float) -> None:
-    """Measure `count` unused topics with `channels` channels each: awake, then asleep."""
-    with Admin(broker.url, timeout=120) as admin:
+def create(broker: LocalBroker, channels: Places) -> float:
+    """Create the channels one after another, with their topics. Return the seconds."""
+    with Admin(broker.url, timeout=TIMEOUT_S) as admin:
         begin = time.perf_counter()
-        for number in range(count):
-            for channel in range(channels):
-                admin.create_channel(f"topic-{number}", f"channel-{channel}")
-        report.add("creation of all", "s", time.perf_counter() - begin)
-        time.sleep(SETTLE_S)
-        _state(report, admin, seconds, "awake")
-        _wait_asleep(admin)
-        _state(report, admin, seconds, "asleep")
-    for state in ("asleep", "awake"):
-        for number in range(min(count, PROBES)):
-            report.add(f"publish to a topic: {state}", "ms", _publish_ms(broker.url, number))
-    report.add("stop", "s", _stop(broker))
-    # Without this file, all topics start.
-    (broker.folder / "data" / "asleep").unlink(missing_ok=True)
-    begin = time.perf_counter()
+        for topic, channel in channels:
+            admin.create_channel(topic, channel)
+        return time.perf_counter() - begin
+
+
+def quiet(
+    broker: LocalBroker,
+    report: Report,
+    channels: Places,
+    seconds: float,
+    rounds: int,
+    *,
+    connected: bool = True,
+) -> None:
+    """Measure unused channels of a broker that runs with STAY_AWAKE, and then `rounds` starts."""
+    usage = Usage(broker.process.pid)
+    report.add(CREATION, "s", create(broker, channels))
+    report.add(f"{CREATION}: processor time", "s", sum(usage.seconds().values()))
+    _settled(report, AWAKE, broker.process.pid, seconds)
+    with ExitStack() as stack:
+        for topic, channel in channels if connected else ():
+            stack.enter_context(Consumer(topic, channel, url=broker.url)).receive(timeout=0)
+        if connected:
+            _settled(report, CONNECTED, broker.process.pid, seconds)
+    stop(broker)
+    starts(broker, report, rounds)
+
+
+def starts(broker: LocalBroker, report: Report, rounds: int) -> None:
+    """Measure starts of a broker that has ended. All its topics start with it."""
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        with serve_again(broker, *STAY_AWAKE) as again:
+            report.add(START, "s", time.perf_counter() - begin)
+            report.add(f"{START}: processor time", "s", used_s(again.process.pid))
+            stop(again)
+
+
+def asleep(broker: LocalBroker, report: Report, channels: Places, seconds: float) -> None:
+    """Measure a broker that has ended, when all its topics sleep and when some wake up."""
     with serve_again(broker, *SLEEPY) as again:
-        report.add("start until ready, all topics awake", "s", time.perf_counter() - begin)
-        with Admin(again.url, timeout=120) as admin:
-            _wait_asleep(admin)
-        _stop(again)
-    for _ in range(STARTS):
-        begin = time.perf_counter()
-        with serve_again(broker, *SLEEPY) as again:
-            report.add("start until ready, all topics asleep", "s", time.perf_counter() - begin)
-            _stop(again)
-        begin = time.perf_counter()
-        with temporary_broker(*SLEEPY):
-            report.add("start until ready, no topics", "s", time.perf_counter() - begin)
+        with Admin(again.url, timeout=TIMEOUT_S) as admin:
+            deadline = time.monotonic() + SLEEP_WAIT_S
+            while not all(row["asleep"] for row in admin.stats()["topics"]):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"not all topics sleep after {SLEEP_WAIT_S:g} s")
+                time.sleep(1.0)
+        _settled(report, ASLEEP, again.process.pid, seconds)
+        for state in (ASLEEP, AWAKE):
+            for topic in list(dict.fromkeys(topic for topic, _ in channels))[:PROBES]:
+                report.add(f"publish to a topic, {state}", "ms", _publish_ms(again.url, topic))
 
 
-def _stop(broker: LocalBroker) -> float:
-    """Return the seconds that an orderly end took."""
-    broker.process.send_signal(signal.SIGTERM)
+def too_small(broker: LocalBroker, count: int) -> str:
+    """Return the reason why `count` topics with a channel do not fit into the memory, or "".
+
+    It is estimated from the first ones, which stay.
+    """
+    before = memory_mib(broker.process.pid)
+    create(broker, places(min(PROBES, count), 1))
+    each = (memory_mib(broker.process.pid) - before) / min(PROBES, count)
+    needed, available = each * count, _available_mib()
+    if needed <= available * MEMORY_SHARE_MAX:
+        return ""
+    return (
+        f"left out: {count:,} topics would need about {needed:,.0f} MiB, and {available:,.0f} MiB "
+        "are available"
+    )
+
+
+def beside_nsqd(report: Report, folder: Path, channels: Places, seconds: float = 0.0) -> None:
+    """Measure the same channels in nsqd, if it is on PATH. Without `seconds`, only the creation."""
+    if (program := nsq_peers.find()) is None:
+        return
+    with nsq_peers.nsqd(program, "nsqd", folder) as (port, pid), ExitStack() as stack:
+        make = lambda topic, channel: nsq_client.make_channel(port, topic, channel)  # noqa: E731
+        report.add(f"nsqd: {CREATION}", "s", _timed(channels, make))
+        if seconds:
+            _settled(report, f"nsqd: {AWAKE}", pid, seconds)
+            for topic, channel in channels:
+                link = stack.enter_context(nsq_client.subscribe(port, topic, channel))
+                link.sendall(b"RDY 1\n")
+            _settled(report, f"nsqd: {CONNECTED}", pid, seconds)
+
+
+def beside_redis(report: Report, folder: Path, channels: Places, seconds: float) -> None:
+    """Measure as many streams and groups in Redis, if it is on PATH."""
+    if (program := redis.find()) is None:
+        return
+    with redis.running(program, folder) as path, redis.Client(path) as client:
+
+        def make(topic: str, channel: str) -> None:
+            names = (topic.encode(), channel.encode())
+            client.ask([(b"XGROUP", b"CREATE", *names, b"0", b"MKSTREAM")])
+
+        report.add(f"redis: {CREATION}", "s", _timed(channels, make))
+        [answer] = client.ask([(b"INFO", b"server")])
+        pid = int(answer.partition(b"process_id:")[2].split()[0])
+        _settled(report, f"redis: {AWAKE}", pid, seconds)
+
+
+def _timed(channels: Places, make: Callable[[str, str], None]) -> float:
     begin = time.perf_counter()
-    broker.process.wait(STOP_WAIT_S * 4)
+    for topic, channel in channels:
+        make(topic, channel)
     return time.perf_counter() - begin
 
 
-def _state(report: Report, admin: Admin, seconds: float, state: str) -> None:
-    _idle(report, admin.stats()["processes"], seconds, state)
-    rows = admin.stats()["processes"]
-    report.add(f"{state}: processes", "", len(rows))
-    memory_kib = sum(_pss_kib(row["pid"]) for row in rows)
-    report.add(f"{state}: memory of all (PSS)", "MiB", memory_kib / 1024)
+def _settled(report: Report, name: str, root: int, seconds: float) -> None:
+    """Report the footprint after as many seconds, in which the first pulses and syncs end."""
+    time.sleep(seconds)
+    footprint(report, name, root, seconds)
 
 
-def _wait_asleep(admin: Admin) -> None:
-    deadline = time.monotonic() + SLEEP_WAIT_S
-    while any(row["kind"] == "topic" for row in admin.stats()["processes"]):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not all topics sleep after {SLEEP_WAIT_S:g} s")
-        time.sleep(1.0)
+def stop(broker: LocalBroker) -> None:
+    broker.process.send_signal(signal.SIGTERM)
+    broker.process.wait(STOP_WAIT_S * 4)
 
 
-def _publish_ms(url: str, number: int) -> float:
+def _publish_ms(url: str, topic: str) -> float:
     """Return the milliseconds that the first publish of a new producer takes."""
     with Producer(url) as producer:
         begin = time.perf_counter()
-        producer.publish(f"topic-{number}", b"x")
+        producer.publish(topic, b"x")
         return (time.perf_counter() - begin) * 1000
 
 
-def _idle(report: Report, rows: Sequence[Mapping[str, Any]], seconds: float, state: str) -> None:
-    before = {row["pid"]: _used(row["pid"]) for row in rows}
-    begin = time.perf_counter()
-    time.sleep(seconds)
-    passed = time.perf_counter() - begin
-    wake_ups: Counter[str] = Counter()
-    busy_s = 0.0
-    for row in rows:
-        if not Path(f"/proc/{row['pid']}").exists():
-            continue  # this was a scan worker that the pool does not need any more
-        now, then = _used(row["pid"]), before[row["pid"]]
-        wake_ups[row["kind"]] += now.wake_ups - then.wake_ups
-        busy_s += now.seconds - then.seconds
-    report.add(f"{state}: processor time of all, share of a core", "%", 100 * busy_s / passed)
-    for kind in KINDS:
-        number = sum(row["kind"] == kind for row in rows)
-        if number:
-            report.add(
-                f"{state}: wake-ups of a {kind.replace('_', ' ')}",
-                "a second",
-                wake_ups[kind] / passed / number,
-            )
-
-
-def _used(pid: int) -> _Used:
-    wake_ups = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        lines = (task / "status").read_text().splitlines()
-        wake_ups += sum(
-            int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches")
-        )
-    return _Used(wake_ups, cpu_s([pid]))
-
-
-def _pss_kib(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+def _available_mib() -> float:
+    lines = Path("/proc/meminfo").read_text()
+    return int(lines.partition("MemAvailable:")[2].split()[0]) / 1024

@@ -196,6 +196,37 @@ def consume(
     return done
 
 
+def consume_crowd(
+    start: Start, port: int, topic: str, size: int, connections: int, expected: int, different: int
+) -> Done:
+    """Finish `expected` messages on many connections, each of which has one at a time."""
+    reader = Frames(size)
+    links = {
+        link.fileno(): link
+        for link in (subscribe(port, topic, CHANNEL) for _ in range(connections))
+    }
+    poll = select.epoll()
+    rests = dict.fromkeys(links, b"")
+    for fd in links:
+        poll.register(fd, select.EPOLLIN)
+    start()
+    cpu = time.process_time()
+    for link in links.values():
+        link.sendall(b"RDY 1\n")
+    while len(reader.ids) < expected:
+        for fd in _ready(poll):
+            if not (part := links[fd].recv(ANSWERS)):
+                raise NsqFailed(f"a connection ended after {len(reader.ids):,} messages")
+            ids, rests[fd], beats = reader.take(rests[fd] + part)
+            links[fd].sendall(b"".join(b"FIN %s\n" % id for id in ids) + b"NOP\n" * beats)
+    for fd, link in links.items():
+        link.sendall(b"CLS\n")
+        _expect(link, CLOSE_WAIT, rests[fd])
+    done = _done(expected, cpu, links)
+    reader.check(expected, different)
+    return done
+
+
 class Frames:
     """Parses messages with bodies of one size from a stream, many at a time.
 

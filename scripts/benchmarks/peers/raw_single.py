@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,12 +21,20 @@ from .limits import RAW_WAIT_MS, Ends, raw_channel, raw_topic
 
 RAW_TO_CONSUMER: Final = "raw pyzmq + fdatasync, to the consumer, p50"
 RAW_TO_ANSWER: Final = "raw pyzmq + fdatasync, to the answer, p50"
+RAW_COST: Final = "raw pyzmq + fdatasync, processor time of a message"
 
 
-def raw_single_seconds(
-    size: int, count: int, a_second: float, folder: Path
-) -> tuple[list[float], list[float]]:
-    """Return the seconds to the consumer and to the answer for `count` messages at a fixed rate."""
+@dataclass(frozen=True, slots=True)
+class RawSingles:
+    """The seconds to the consumer and to the answer, and the processor time of all processes."""
+
+    arrived: list[float]
+    answered: list[float]
+    cpu_s: float
+
+
+def raw_singles(size: int, count: int, a_second: float, folder: Path) -> RawSingles:
+    """Measure `count` messages at a fixed rate."""
     shape = Shape(count, size, 1)
     # The directory is in the system's folder, because the path of a socket must be short.
     with (
@@ -39,7 +48,7 @@ def raw_single_seconds(
         crew.add(_producer, run, shape, a_second)
         crew.go()
         arrived, *_, answered = crew.results()
-    return arrived, answered
+        return RawSingles(arrived, answered, sum(crew.cpu_s))
 
 
 def _producer(start: Start, run: str, shape: Shape, a_second: float) -> list[float]:

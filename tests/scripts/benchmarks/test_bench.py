@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from benchmarks.harness import machine
 from benchmarks.harness.crew import Crew, MemberFailed
 from benchmarks.harness.loads import Shape, Start, make_bodies
 from benchmarks.harness.report import Report, percentile
+from benchmarks.harness.usage import Usage, footprint
 from benchmarks.peers import limits, redis
 from local_setup import environment
 
@@ -73,6 +75,7 @@ def test_the_machine_is_described(tmp_path: Path) -> None:
         found
     )
     assert all(found.values())
+    assert "--enable-optimizations" in found["python"]
 
 
 def later(start: Start, seconds: float) -> tuple[float, float]:
@@ -93,6 +96,47 @@ def test_a_crew_starts_together() -> None:
         begun = crew.go()
         results = crew.results()
     assert all(ready <= begun <= end - 1.0 for ready, end in results)
+
+
+def work(start: Start, seconds: float) -> None:
+    start()
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_the_processor_time_of_each_member_is_known() -> None:
+    with Crew() as crew:
+        crew.add(later, 0.0)
+        crew.add(work, 0.2)
+        crew.go()
+        crew.results()
+    waiting, working = crew.cpu_s
+    assert waiting < 0.2 <= working
+
+
+def test_the_processor_time_of_a_server_is_that_of_all_its_processes() -> None:
+    usage = Usage(os.getpid())
+    busy = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        used = usage.seconds()
+        child.communicate(b"\n")
+    assert used[child.pid] >= 0.2
+    assert usage.by_kind({os.getpid(): "test"})["test"] > 0
+
+
+def test_the_footprint_of_a_process_is_reported() -> None:
+    report = Report("idle", {}, {})
+    footprint(report, "awake", os.getpid(), 0.1)
+    measures = {name: measure.median for name, measure in report.measures.items()}
+    assert measures["awake: processes"] >= 1
+    assert measures["awake: memory (PSS)"] > 1
+    assert measures["awake: wake-ups"] > 0
+    assert 0 < measures["awake: processor time"] < 100
 
 
 def test_a_failing_member_is_told() -> None:
@@ -123,6 +167,7 @@ def test_redis_does_the_same_work(tmp_path: Path) -> None:
 SMALL = {
     "paced": ("--seconds", "0.3", "--share", "50"),
     "hops": ("--messages", "5000", "--blocks", "500"),
+    "parts": ("--messages", "2000"),
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.harness.loads import Shape, make_bodies
 from benchmarks.harness.slow_sync import SyncDelay, slow_broker, slowed
+from benchmarks.measures import topics
 from benchmarks.peers import nsq_peers
 from local_setup import environment
 from local_setup.broker import temporary_broker
@@ -22,9 +23,12 @@ from zsq import Producer
 pytestmark = pytest.mark.slow
 
 
+GROUPS = ("e2e", "latency", "topics", "channel", "startup", "thousand")
+
+
+@pytest.mark.timeout(400)
 def test_bench_all_measures_a_small_table_and_leaves_no_files(tmp_path: Path) -> None:
-    groups = ("e2e", "channel")
-    only = [word for group in groups for word in ("--only", group)]
+    only = [word for group in GROUPS for word in ("--only", group)]
     options = ["--rounds", "1", "--scale", "0.005", "--json", "--folder", str(tmp_path)]
     line = [sys.executable, "-P", "-m", "benchmarks", "all", *only, *options]
     ended = subprocess.run(
@@ -32,14 +36,35 @@ def test_bench_all_measures_a_small_table_and_leaves_no_files(tmp_path: Path) ->
     )
     assert ended.returncode == 0, ended.stderr
     answer = json.loads(ended.stdout)
-    assert set(answer["groups"]) == set(groups)
+    assert set(answer["groups"]) == set(GROUPS)
     measured = [row for row in answer["rows"] if row["verdict"] != "not compared"]
     assert all(row["median"] > 0 for row in measured)
-    by_channel = [row["verdict"] for row in measured if row["group"] == "a channel"]
-    assert len(by_channel) == 2
-    assert set(by_channel) <= {"met", "unmet"}
+    goals = {(row["group"], row["what"]): row["budget"] for row in measured if row["budget"]}
+    for group, what in (
+        ("one message, publish to handler, 200 a second", "p99, durable"),
+        (
+            "one message, publish to handler, 200 a second",
+            "processor time of a message: all processes",
+        ),
+        ("2 topics with 2 channels, nothing published", "creation"),
+        ("2 topics with 2 channels, nothing published", "awake: memory (PSS)"),
+        (
+            "2 topics with 2 channels, nothing published",
+            "a consumer on each channel: processor time",
+        ),
+        ("2 topics with 2 channels, nothing published", "asleep: processor time"),
+        ("2 channels of one topic", "creation"),
+        ("start and restart", "after `kill -9` under load, until a publish was durable"),
+        ("5 topics with a channel, nothing published", "start until ready, all awake"),
+    ):
+        assert goals[group, what]["at_least"] is False
     assert str(tmp_path) not in json.dumps(answer["about"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_topics_that_do_not_fit_into_the_memory_are_left_out_with_a_reason(tmp_path: Path) -> None:
+    with temporary_broker("--no-listen", *topics.STAY_AWAKE, under=tmp_path) as broker:
+        assert topics.too_small(broker, 10**9).startswith("left out: 1,000,000,000 topics would")
 
 
 def test_syncs_take_longer_while_they_are_told_to(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks.harness.crew import Crew
 from benchmarks.harness.loads import Shape
+from benchmarks.measures import nsq
 from benchmarks.peers import nsq_client, nsq_peers
 from local_setup import environment
 
@@ -222,4 +223,6 @@ def test_the_nsq_benchmark_also_measures_an_nsqd_on_path(tmp_path: Path) -> None
         )
         assert f"{kind}: CPU of nsq_gateway" in measures
     assert measures["1 connection, PUB, p99: zsq"]["median"] > 0
+    assert measures["1 connection, PUB: zsq"]["ratios"]["1 connection, PUB: nsqd"] > 0
+    assert {f"{nsq.CROWD}: CPU of {server}" for server in ("zsq", "nsqd")} <= set(measures)
     assert list(folder.iterdir()) == []
