@@ -207,6 +207,9 @@ class Port(PolledSocket):
         return self._socket.closed
 
     def close(self) -> None:
+        # A monitor may be closed before this socket's connections have ended. ZeroMQ's I/O thread
+        # would report their ends to nobody, and wait for ever, and with it the whole context.
+        self.socket.disable_monitor()
         self.socket.close(linger=200)
 
 

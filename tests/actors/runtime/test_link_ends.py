@@ -31,10 +31,11 @@ class Host:
         self.open: set[Envelope] = set()
         self.ended: list[Envelope] = []
         self.read: Callable[[], object] = lambda: None
+        self.monitor: Any = None
         self.ends = LinkEnds(self, self.port, self.open.__contains__, self._on_end)  # type: ignore[arg-type]
 
-    def listen_raw(self, source: object, handle: Callable[[], object]) -> None:
-        self.read = handle
+    def listen_raw(self, source: Any, handle: Callable[[], object]) -> None:
+        self.read, self.monitor = handle, source.socket
 
     def every(self, interval_ms: float, function: Callable[[], object]) -> None:
         self.timers.append(function)
@@ -124,3 +125,36 @@ def test_the_last_messages_of_a_peer_are_handled_first(host: Host) -> None:
     found: list[Any] = [mail.envelope for mail in host.port.receive(9) if isinstance(mail, Mail)]
     assert found == [peer], "ZeroMQ still had it"
     wait_for(lambda: host.turn() and host.ended == [peer], 5, "the end is noticed")
+
+
+def test_a_watched_port_that_closes_does_not_stop_its_context(tmp_path: Path) -> None:
+    """The connections of a closed port end later than its monitor. Without a care, their ends stop
+    the thread for input and output of the context, in one of a few times.
+    """
+    endpoint = f"ipc://{tmp_path}/other"
+    clients: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    for number in range(60):
+        (tmp_path / str(number)).mkdir()
+        host = Host(tmp_path / str(number))
+        peers = [clients.socket(zmq.DEALER) for _ in range(8)]
+        for peer in peers:
+            peer.connect(host.endpoint)
+            peer.send_multipart([b"", encode(Beat())])
+        for _ in peers:
+            assert host.port.socket.poll(5_000)
+            assert len(list(host.port.receive(1))) == 1
+        for peer in peers[:4]:
+            peer.close(linger=0)
+        host.port.close()
+        host.monitor.close(linger=200)
+        pull, push = host.context.socket(zmq.PULL), clients.socket(zmq.PUSH)
+        pull.bind(endpoint)
+        push.connect(endpoint)
+        push.send(b"")
+        stands = not pull.poll(5_000)
+        for socket in (*peers[4:], push, pull):
+            socket.close(linger=0)
+        if stands:
+            pytest.fail(f"the context stands after {number} ports")
+        host.context.term()
+    clients.term()
