@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 
 import lmdb
 
+from ..transport.memory import untouched_memory
 from .errors import Damaged, DiskFull, ForeignDirectory, StoreFailed
 from .row_changes import BATCH_BYTES, Change, RecordingTransaction, Row, row_batches
 
@@ -71,7 +72,7 @@ class Environment:
     def _open(
         self, map_bytes: int, *, create: bool = False, readonly: bool = False, sync: bool = True
     ) -> None:
-        with translated(self.path):
+        with translated(self.path), untouched_memory():
             self._env = lmdb.open(
                 self.path,
                 map_size=map_bytes,

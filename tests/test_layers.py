@@ -29,6 +29,7 @@ MAY_IMPORT: Final = {
         "transport.errors",
         "transport.names",
         "transport.settings",
+        "transport.memory",
         "transport.units",
         "transport.wire.codec",
     ),
