@@ -228,7 +228,9 @@ class Picture:
         return values | ages | {"topic": topic, "channel": name, "said": ", ".join(remarks)}
 
     def _process(self, process: ProcessStats, used: Mapping[int, tuple[float | None, int]]) -> Row:
-        cpu, memory = used.get(process.get("pid", 0), (None, 0))
+        # What is in a shared process has no processor share and memory of its own.
+        pid = 0 if process.get("host") else process.get("pid", 0)
+        cpu, memory = used.get(pid, (None, 0))
         state = process.get("state", "up")
         remark = "" if state == "up" else state
         return {**process, "cpu": cpu, "memory": memory, "said": remark}

@@ -338,7 +338,10 @@ class GatewayStats(TypedDict):
 
 
 class ProcessStats(TypedDict):
-    """A process of the broker. Clients without the right to administer it get no names or pids."""
+    """A process of the broker, or an actor in a shared one.
+
+    Clients without the right to administer the broker get no names or pids.
+    """
 
     kind: str
     restarts: int
@@ -346,6 +349,9 @@ class ProcessStats(TypedDict):
     pid: NotRequired[int]
     state: NotRequired[str]
     """This field is absent in `stats` for supervisor and forkserver."""
+    host: NotRequired[str]
+    """The name of the shared process in which this topic or channel is."""
+    cpu_s: NotRequired[float]
     uptime_s: NotRequired[float]
     private_bytes: NotRequired[int]
     """This field is absent in the overview."""

@@ -79,8 +79,13 @@ class ChannelActor(Actor[ChannelStart]):
         self._looks_at_acks = False
         self._fetches: dict[int, int] = {}  # request -> offset whose block a redelivery needs
         self._hinted_ns = 0
+        self._hold_order = 0  # the order to answer when consumers hold no message
+        self._hold_until_ns = 0
         self._corrupt_told = self._corrupt_limit = self._corrupt_until_ns = 0
         return {"front": self.given.front, "settings": self.settings_own}
+
+    def may_drop_start(self) -> bool:
+        return True
 
     def _route(self) -> None:
         """Register the handlers. Consumers and scan workers connect to `front`."""
@@ -107,6 +112,7 @@ class ChannelActor(Actor[ChannelStart]):
         self.obey(p.Peek, self.peek)
         self.obey(p.ConfigureChannel, self.configure)
         self.obey(p.Disconnect, self.disconnect)
+        self.obey(p.Hold, self.hold)
         self.obey(p.WhereDeadLettersGo, self.where_dead_letters_go)
 
     @cached_property
@@ -319,6 +325,8 @@ class ChannelActor(Actor[ChannelStart]):
         self._ask_for_due()
         self._ask_for_blocks()
         self._hint()
+        if self.core.holds:
+            self._look_at_hold()
         if self.last_consumer is not None and not self.stopping:
             self._look_for_consumers(self.last_consumer)
 
@@ -465,6 +473,8 @@ class ChannelActor(Actor[ChannelStart]):
 
     def _wait_ms(self) -> int:
         usual = super()._wait_ms()
+        if self.core.holds:
+            usual = min(usual, options.HOLD_MS)
         return min(usual, self.commits.wait_ms(time.monotonic_ns()))
 
     def _row(self, next_offset: int) -> ChannelRow:
@@ -570,6 +580,24 @@ class ChannelActor(Actor[ChannelStart]):
         for peer in named:
             self._dismiss(peer, E_HELLO, DISCONNECTED)
         return p.Done(message.request, {"count": len(named)})
+
+    def hold(self, message: p.Hold) -> p.Done | None:
+        self.core.holds = not message.is_over
+        if message.is_over:
+            self._hold_order = 0
+            return p.Done(message.request, {})
+        self._hold_order = message.request
+        self._hold_until_ns = time.monotonic_ns() + options.HOLD_MS * NS_PER_MS
+        for peer, count in self.core.held_by_consumer():
+            self.front.send(peer, p.Recall(count))
+        return None
+
+    def _look_at_hold(self) -> None:
+        if self._hold_order and not self.core.in_flight:
+            self.answer_order(p.Done(self._hold_order, {}))
+            self._hold_order = 0
+        if time.monotonic_ns() >= self._hold_until_ns and not self.stopping:
+            self.core.holds = False
 
     def where_dead_letters_go(self, message: p.WhereDeadLettersGo) -> p.DeadLettersGo:
         topic = channel_settings.dead_letter_topic(

@@ -123,6 +123,7 @@ class ChannelCore:
         self._held = 0  # messages that consumers hold and that no handler has begun
         self._recall_ns = 0  # when idle consumers are looked for next, or 0
         self._ending = False
+        self.holds = False  # it gives out no message for a moment, because it is to move
 
     def configure(self, settings: ChannelSettings) -> None:
         """Apply these settings from now on. Settings listed in `FIXED` stay as they were."""
@@ -214,7 +215,7 @@ class ChannelCore:
 
     def next_delivery(self, now_ns: int, wall_ns: int) -> OutgoingDelivery | None:
         """Return the next delivery, or None when no consumer has room or no message waits."""
-        if self.supply.moving or self._ending:
+        if self.supply.moving or self._ending or self.holds:
             return None
         if self.is_wanted():
             self.supply.look_ahead(self._lease_rows, wall_ns)
@@ -565,6 +566,20 @@ class ChannelCore:
                 counts.append((consumer.peer, count))
         return counts
 
+    def held_by_consumer(self) -> list[tuple[Peer, int]]:
+        """Return which consumers hold messages that no handler has begun, and how many."""
+        counts = []
+        for consumer in self.consumers.values():
+            held = sum(total(self._leases[token].held) for token in consumer.tokens)
+            if held:
+                counts.append((consumer.peer, held))
+        return counts
+
+    @property
+    def in_flight(self) -> int:
+        """The number of messages that consumers hold."""
+        return sum(consumer.in_flight for consumer in self.consumers.values())
+
     def look_for_idle(self, now_ns: int) -> None:
         """Plan the next look for idle consumers, if some consumer holds what it has not begun."""
         if self._held and len(self.consumers) > 1 and not self._recall_ns:
@@ -718,7 +733,7 @@ class ChannelCore:
         return {
             **self.supply.statistics(head),
             "begin": self.begin,
-            "in_flight_count": sum(consumer.in_flight for consumer in self.consumers.values()),
+            "in_flight_count": self.in_flight,
             "paused": self.paused,
             "client_count": len(self.consumers),
             **cast("ChannelCounters", self.counters),

@@ -16,7 +16,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -42,7 +41,7 @@ from ...transport.wire.protocol import (
     Scan,
     Stop,
 )
-from ...transport.wire.sockets import make_context
+from ...transport.wire.sockets import ContextShare, make_context
 from ..settings import options
 from ..settings.starts import ActorStart
 from .child import OUT_OF_FILES
@@ -87,6 +86,7 @@ class Actor(Generic[StartT]):
         self._memory = Trimming(time.monotonic_ns())
         self.busy = False  # there is more to do: take the next turn without waiting for input
         self.context: zmq.Context[zmq.Socket[bytes]]
+        self._is_hosted = False  # it shares its process with other actors
         self.supervisor: Port
         self._lifeline = -1
         self._ports: list[Port] = []
@@ -100,6 +100,10 @@ class Actor(Generic[StartT]):
     def on_start(self) -> dict[str, Any]:
         """Open files and sockets, and return the data that Born carries to the supervisor."""
         raise StartFailed(f"{self.title} does not define on_start")
+
+    def may_drop_start(self) -> bool:
+        """Return True if a refused `on_start` leaves nothing but sockets, which can be closed."""
+        return False
 
     def on_turn(self) -> None:
         """Process what has arrived. The loop calls this after each round of inputs and timers."""
@@ -139,6 +143,9 @@ class Actor(Generic[StartT]):
         if answers_max:
             port.socket.setsockopt(zmq.SNDHWM, answers_max)
         port.socket.bind(endpoint)
+        if isinstance(self.context, ContextShare):
+            port.socket.bind(f"inproc://{endpoint}")
+            self.context.inside.add(endpoint)
         return self._listen(port)
 
     def open_dealer(self, endpoint: str, routing_id: bytes = b"") -> Port:
@@ -148,6 +155,8 @@ class Actor(Generic[StartT]):
         actor by that name.
         """
         port = Port(self.context, zmq.DEALER, routing_id=routing_id or f"actor-{self.key}".encode())
+        if isinstance(self.context, ContextShare) and endpoint in self.context.inside:
+            endpoint = f"inproc://{endpoint}"  # the other actor lives in the same host
         port.socket.connect(endpoint)
         return self._listen(port)
 
@@ -225,19 +234,29 @@ class Actor(Generic[StartT]):
 
     # The life of an actor
 
-    def run(self, supervisor_endpoint: str, lifeline: int) -> None:
+    def run(
+        self,
+        supervisor_endpoint: str,
+        lifeline: int = -1,
+        share: ContextShare | None = None,
+    ) -> None:
+        """Live in this thread until the end.
+
+        In a process of its own, the actor watches the `lifeline`. In a shared host, it has a
+        `share` of the host's context.
+        """
         self._lifeline = lifeline
-        self.context = make_context(self.sockets_max)
+        self._is_hosted = share is not None
+        self.context = share or make_context(self.sockets_max)
         self._poller = Poller()
-        self._poller.register(lifeline)
+        if lifeline >= 0:
+            self._poller.register(lifeline)
         self.supervisor = self.open_dealer(supervisor_endpoint)
         self.supervisor.route(Stop, self._stop)
         self.supervisor.route(Gone, self._gone)
         self.supervisor.route(Ask, self._ask)
         self.obey_reload(Reload, lambda reload: None)
         self.every(options.PULSE_MS, self._pulse_if_stirred)
-        # A terminal sends SIGINT to all processes, but the supervisor decides what follows.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             data = self.on_start()
         except Exception as error:
@@ -255,11 +274,15 @@ class Actor(Generic[StartT]):
             code = OUT_OF_FILES if is_out_of_files(error) else code
             text = error.text if isinstance(error, ZsqError) else str(error)
             self.supervisor.send((), Failed(self.key, code, text))
+            if self._is_hosted and isinstance(error, ZsqError) and self.may_drop_start():
+                self._close()
+                return
             self.end_at_once(3)
         self.supervisor.send((), Born(self.key, self.key, data))
-        # Imported objects live as long as the process, so the collector need not look at them
-        # again.
-        gc.freeze()
+        if not self._is_hosted:
+            # Imported objects live as long as the process, so the collector need not look at them
+            # again.
+            gc.freeze()
         try:
             self._loop()
         except Exception as error:
@@ -421,13 +444,18 @@ class Actor(Generic[StartT]):
         self._worked = self._stirred = False
         self._timers[0][0] = self._pulsed_ns + options.IDLE_PULSE_MS * NS_PER_MS
 
+    def _cpu_ns(self) -> int:
+        """Return the processor time of this actor. Of a shared host, it has only its thread's."""
+        return time.thread_time_ns() if self._is_hosted else time.process_time_ns()
+
     def pulse(self, request: int = 0, *, detailed: bool = False) -> None:
         if self._stirred:
             self.stirred_ns = time.monotonic_ns()
-        stats: dict[str, object] = {**self.statistics()}
+        stats: dict[str, object] = {"cpu_ns": self._cpu_ns(), **self.statistics()}
         details: dict[str, Any] = {}
         if detailed:
-            stats["private_bytes"] = private_bytes()
+            if not self._is_hosted:
+                stats["private_bytes"] = private_bytes()
             details = fitting(self.details(), options.DETAILS_BYTES_MAX)
         if not request:  # a pulse that answers a request does not delay the next regular one
             self._pulsed_ns = time.monotonic_ns()

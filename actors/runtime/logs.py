@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 from typing import Final
 
@@ -26,6 +27,7 @@ _CONTROL: Final = re.compile(
 )
 
 log = logging.getLogger("zsq")
+_thread = threading.local()
 
 
 def escaped(text: str, keep: str = "") -> str:
@@ -40,31 +42,35 @@ def escaped(text: str, keep: str = "") -> str:
     )
 
 
-class TextFormatter(logging.Formatter):
+class _OfActor(logging.Formatter):
+    """Formats records of an actor: that of the thread, or else that of the process."""
+
     def __init__(self, actor: str) -> None:
         super().__init__()
         self._actor = actor
 
+    @property
+    def actor(self) -> str:
+        return getattr(_thread, "actor", self._actor)
+
+
+class TextFormatter(_OfActor):
     def format(self, record: logging.LogRecord) -> str:
         line = (
-            f"{self.formatTime(record)} {record.process} {record.levelname} [{self._actor}] "
+            f"{self.formatTime(record)} {record.process} {record.levelname} [{self.actor}] "
             f"{escaped(record.getMessage())}"
         )
         line += "".join(f" {key}={escaped(str(value))}" for key, value in fields_of(record).items())
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-class JsonFormatter(logging.Formatter):
-    def __init__(self, actor: str) -> None:
-        super().__init__()
-        self._actor = actor
-
+class JsonFormatter(_OfActor):
     def format(self, record: logging.LogRecord) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         entry: dict[str, object] = {
             "time": f"{seconds}.{int(record.created % 1 * 1_000_000):06d}Z",
             "level": record.levelname.lower(),
-            "actor": self._actor,
+            "actor": self.actor,
             "pid": record.process,
             "message": record.getMessage(),
         }
@@ -110,6 +116,11 @@ def set_up(level: str, form: str, actor: str) -> None:
         root.removeHandler(other)
     root.addHandler(handler)
     root.setLevel(level.upper())
+
+
+def name_thread(actor: str) -> None:
+    """Let the records of this thread name its actor."""
+    _thread.actor = actor
 
 
 def say(text: str, form: str, level: int = logging.INFO) -> None:

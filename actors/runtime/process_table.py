@@ -1,9 +1,11 @@
-"""Process table: starts children through the forkserver and watches them by their pidfds.
+"""Process table: starts hosts through the forkserver, watches them by their pidfds, and has a row
+for each actor (a *child*) in them.
 
 It does not use multiprocessing to watch them: when the forkserver is killed, multiprocessing
-reports all children as dead although all of them still run. Each child first sends its pidfd (a pid
-may be used again) over a pipe. The other end of the pipe stays open here as the child's lifeline:
-when this process dies, each child reads the end of its pipe and ends too.
+reports all children as dead although all of them still run. Each host first sends its pidfd (a pid
+may be used again) over a pipe. The other end of the pipe stays open here as the host's lifeline:
+when this process dies, each host reads the end of its pipe and ends too. `host.py` is the other
+side.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import multiprocessing
 import multiprocessing.process
 import multiprocessing.reduction
 import os
-import pkgutil
 import resource
 import select
 import signal
@@ -27,16 +28,14 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from ...transport.memory import keep_memory
 from ..settings import options
-from . import forkserver, logs
+from . import forkserver
 from .child import OUT_OF_FILES, ChildSpec, Failure, Phase
-from .process import die_with_parent, is_out_of_files, memory_bytes, set_title
+from .host import ENDED, NO_FILES_WORD, host_main
+from .process import memory_bytes
 
 log = logging.getLogger("zsq")
 
-# A child sends this over the lifeline. The attempt to receive a pidfd may consume its first byte.
-_NO_FILES_WORD: Final = b"FF"
 START_FILES: Final = 16  # a start takes fewer descriptors than this
 
 
@@ -48,16 +47,49 @@ def processes_by_memory() -> int:
     )
 
 
-@dataclass(slots=True, eq=False)
-class Child:
-    """A row of the table. `state` is starting, up, stopping or ended."""
+def shared_title(number: int) -> str:
+    return f"quiet {number}"
 
-    spec: ChildSpec
+
+@dataclass(slots=True, eq=False)
+class HostProcess:
+    """A process that runs actors: one, or many if it is a shared host (`number` is from 1 on).
+
+    `ends` and `is_left` are from `placement.py`. After its end, `is_explained` is True if one of
+    its actors had said why.
+    """
+
     pid: int
     lifeline: Connection
     process: Any
-    state: str = "starting"
+    number: int = 0
+    ends: int = 0
+    is_left: bool = False
     pidfd: int = -1
+    children: dict[int, Child] = field(default_factory=dict)
+    lacks_files: bool = False
+    is_explained: bool = False
+    started_ns: int = field(default_factory=time.monotonic_ns)
+
+    @property
+    def is_shared(self) -> bool:
+        return self.number > 0
+
+    @property
+    def title(self) -> str:
+        return shared_title(self.number)
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """An actor, as the supervisor sees it. `state` is starting, up, stopping or ended.
+
+    `host` is its process, or None for an actor of an earlier broker.
+    """
+
+    spec: ChildSpec
+    host: HostProcess | None
+    state: str = "starting"
     envelope: tuple[bytes, ...] = ()
     data: dict[str, Any] = field(default_factory=dict)
     stats: Mapping[str, Any] = field(default_factory=dict)  # the newest pulse, see `pulses.py`
@@ -71,9 +103,13 @@ class Child:
     told_to_stop: bool = False
     owner: Any = None  # the topic group to which it belongs, if any
 
+    @property
+    def pid(self) -> int:
+        return 0 if self.host is None else self.host.pid
+
 
 class ProcessTable:
-    """Children by key. `events_fd` is readable when `changes` may have news.
+    """Living actors by key. `events_fd` is readable when `changes` may have news.
 
     `actors` holds the dotted name of each kind's class, which only the child imports.
     """
@@ -91,7 +127,8 @@ class ProcessTable:
         self.log_level = log_level
         self._log_format = log_format
         self._epoll = select.epoll()
-        self._by_fd: dict[int, Child] = {}
+        self.hosts: set[HostProcess] = set()
+        self._by_fd: dict[int, HostProcess] = {}
         self._forkserver_pidfd = -1
         self._context = multiprocessing.get_context("forkserver")
         # Without this, each child would run the caller's main module again.
@@ -107,40 +144,60 @@ class ProcessTable:
         self._forkserver_pidfd = os.pidfd_open(self.forkserver_pid)
         self._epoll.register(self._forkserver_pidfd, select.EPOLLIN)
 
-    def start(self, spec: ChildSpec, owner: Any = None) -> Child:
-        """Start a child, which is `up` when it has sent Born.
+    def start(self, spec: ChildSpec, owner: Any = None, host: HostProcess | None = None) -> Child:
+        """Start an actor in a process of its own, or in a shared host. It is `up` when it has sent
+        Born.
 
-        The caller must know that the child's predecessor has ended. Raises `OSError` if the child
+        The caller must know that the actor's predecessor has ended. Raises `OSError` if the actor
         cannot be started.
         """
+        first = self._actors[spec.kind], spec
+        if host is None:
+            host = self._start_host(first, spec.title)
+        else:
+            # If the host has just ended, `changes` reports the end of this child too. The pipe has
+            # room for all actors that may start at a time, so this does not wait.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                host.lifeline.send(first)
+        child = Child(spec, host, owner=owner)
+        host.children[spec.key] = self.children[spec.key] = child
+        return child
+
+    def start_shared(self, number: int, ends: int) -> HostProcess:
+        """Start a shared host without actors. Raises `OSError`."""
+        host = self._start_host(None, shared_title(number))
+        host.number, host.ends = number, ends
+        return host
+
+    def _start_host(self, first: tuple[str, ChildSpec] | None, title: str) -> HostProcess:
         self._check_files()
         ours, theirs = self._context.Pipe()
         main = sys.modules["__main__"]
         sys.modules["__main__"] = self._blank_main
         try:
             arguments = (
-                self._actors[spec.kind],
-                spec,
+                first,
+                title,
                 self._endpoint,
                 theirs,
                 self.forkserver_pid,
                 self.log_level,
                 self._log_format,
             )
-            process = self._context.Process(target=child_main, args=arguments, daemon=True)
+            process = self._context.Process(target=host_main, args=arguments, daemon=True)
             process.start()
             # Without this, each start would poll all living children. The pidfds report the end of
-            # a child.
+            # a host.
             multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
         finally:
             sys.modules["__main__"] = main
         theirs.close()
         assert process.pid is not None
-        child = Child(spec, process.pid, ours, process, owner=owner)
-        self.children[spec.key] = child
-        self._by_fd[ours.fileno()] = child
+        host = HostProcess(process.pid, ours, process)
+        self.hosts.add(host)
+        self._by_fd[ours.fileno()] = host
         self._epoll.register(ours.fileno(), select.EPOLLIN)
-        return child
+        return host
 
     def _check_files(self) -> None:
         """Raise `OSError` if a start would run out of descriptors, here or in the forkserver.
@@ -164,103 +221,93 @@ class ProcessTable:
                 os.close(fd)
 
     def changes(self) -> tuple[list[Child], bool]:
-        """Return the children that have certainly ended, and True if the forkserver is dead.
+        """Return the actors that have certainly ended, and True if the forkserver is dead.
 
-        It also receives the pidfds of new children.
+        It also receives the pidfds of new hosts.
         """
-        ended = []
+        ended: list[Child] = []
         forkserver_dead = False
         for fd, _ in self._epoll.poll(0):
             if fd == self._forkserver_pidfd:
                 forkserver_dead = True
-                continue
-            child = self._by_fd[fd]
-            if fd == child.pidfd:
-                ended.append(child)
-                continue
-            self._epoll.unregister(fd)
-            del self._by_fd[fd]
-            try:
-                child.pidfd = multiprocessing.reduction.recv_handle(child.lifeline)
-            except (OSError, EOFError, RuntimeError):
-                ended.append(child)  # the child died before it could send its pidfd
-                continue
-            self._by_fd[child.pidfd] = child
-            self._epoll.register(child.pidfd, select.EPOLLIN)
+            elif (host := self._by_fd.get(fd)) is None:
+                continue  # it ended in this same call
+            elif fd == host.pidfd:
+                ended += self._host_ended(host)
+            elif host.pidfd >= 0:
+                ended += self._actors_ended(host)
+            else:
+                try:
+                    host.pidfd = multiprocessing.reduction.recv_handle(host.lifeline)
+                except (OSError, EOFError, RuntimeError):
+                    # The process died before it could send its pidfd.
+                    ended += self._host_ended(host)
+                    continue
+                if not host.is_shared:
+                    self._ignore(fd)
+                self._by_fd[host.pidfd] = host
+                self._epoll.register(host.pidfd, select.EPOLLIN)
+        return ended, forkserver_dead
+
+    def _actors_ended(self, host: HostProcess) -> list[Child]:
+        """Return the actors of a shared host that have ended while the host goes on."""
+        try:
+            words = os.read(host.lifeline.fileno(), ENDED * (len(host.children) + 1))
+        except OSError:
+            words = b""
+        if not words:  # the host ends, as its pidfd will tell
+            self._ignore(host.lifeline.fileno())
+        host.lacks_files = words.endswith(NO_FILES_WORD)
+        keys = (int.from_bytes(words[at : at + ENDED], "big") for at in range(0, len(words), ENDED))
+        ended = [child for key in keys if (child := host.children.pop(key, None)) is not None]
         for child in ended:
             self._forget(child)
-        return ended, forkserver_dead
+        return ended
+
+    def _host_ended(self, host: HostProcess) -> list[Child]:
+        ended = [] if host.pidfd < 0 else self._actors_ended(host) if host.is_shared else []
+        self._ignore(host.lifeline.fileno())
+        if host.pidfd >= 0:
+            self._ignore(host.pidfd)
+            os.close(host.pidfd)
+            host.pidfd = -1
+        self.hosts.discard(host)
+        lacks_files = host.lacks_files or _lacks_files(host.lifeline)
+        for child in host.children.values():
+            if child.failure is None and lacks_files:
+                child.failure = Failure(Phase.RUN, OUT_OF_FILES, os.strerror(errno.EMFILE))
+            self._forget(child)
+        host.is_explained = any(child.failure is not None for child in host.children.values())
+        ended += host.children.values()
+        host.children.clear()
+        host.lifeline.close()
+        return ended
+
+    def _ignore(self, fd: int) -> None:
+        if self._by_fd.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
 
     def _forget(self, child: Child) -> None:
         child.state = "ended"
         self.children.pop(child.spec.key, None)
-        if child.pidfd >= 0:
-            self._epoll.unregister(child.pidfd)
-            del self._by_fd[child.pidfd]
-            os.close(child.pidfd)
-            child.pidfd = -1
-        if child.failure is None and _said_no_files(child.lifeline):
-            child.failure = Failure(Phase.RUN, OUT_OF_FILES, os.strerror(errno.EMFILE))
-        child.lifeline.close()
 
-    def kill(self, child: Child) -> None:
-        """Send SIGKILL; `changes` reports the end."""
+    def kill(self, host: HostProcess) -> None:
+        """Send SIGKILL to the process with all its actors; `changes` reports their end."""
         with contextlib.suppress(ProcessLookupError):
-            if child.pidfd >= 0:
-                signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
-            elif child.state != "ended":
-                os.kill(child.pid, signal.SIGKILL)
+            if host.pidfd >= 0:
+                signal.pidfd_send_signal(host.pidfd, signal.SIGKILL)
+            elif host in self.hosts:
+                os.kill(host.pid, signal.SIGKILL)
 
 
-def child_main(
-    actor: str,
-    spec: ChildSpec,
-    endpoint: str,
-    lifeline: Connection,
-    forkserver_pid: int,
-    log_level: str,
-    log_format: str = "text",
-) -> None:
-    """Set up a child process (title, parent's death, pidfd), then run the actor."""
-    try:
-        _become(actor, spec, endpoint, lifeline, forkserver_pid, log_level, log_format)
-    except BaseException as error:
-        log.debug("%s ended by %r", spec.title, error)
-        if is_out_of_files(error):
-            with contextlib.suppress(OSError):
-                os.write(lifeline.fileno(), _NO_FILES_WORD)
-        os._exit(4)
-
-
-def _said_no_files(lifeline: Connection) -> bool:
-    """Return True if the child reported over the lifeline that it lacks descriptors.
+def _lacks_files(lifeline: Connection) -> bool:
+    """Return True if the host reported over the lifeline that it lacks descriptors.
 
     Without descriptors it has no socket for a report.
     """
     try:
         os.set_blocking(lifeline.fileno(), False)
-        return os.read(lifeline.fileno(), 2) in (_NO_FILES_WORD, _NO_FILES_WORD[1:])
+        word = os.read(lifeline.fileno(), len(NO_FILES_WORD))
     except OSError:
         return False
-
-
-def _become(
-    actor: str,
-    spec: ChildSpec,
-    endpoint: str,
-    lifeline: Connection,
-    forkserver_pid: int,
-    log_level: str,
-    log_format: str,
-) -> None:
-    die_with_parent(forkserver_pid)
-    # The child ignores SIGTERM, because the supervisor stops its children. `kill -9` still works.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.set_wakeup_fd(-1)
-    set_title(spec.title)
-    keep_memory()
-    logs.set_up(log_level, log_format, spec.title)
-    pidfd = os.pidfd_open(os.getpid())
-    multiprocessing.reduction.send_handle(lifeline, pidfd, os.getppid())
-    os.close(pidfd)
-    pkgutil.resolve_name(actor)(spec.key, spec.title, spec.start).run(endpoint, lifeline.fileno())
+    return len(word) > 1 and NO_FILES_WORD.startswith(word)

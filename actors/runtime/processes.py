@@ -2,7 +2,7 @@
 
 `process_table.py` knows which processes are running. This module holds the rules that all owners of
 processes share: the total is limited, one turn of the supervisor's loop starts a limited number,
-and a process that does not stop in time is killed.
+and a process that does not stop in time is killed. `placement.py` has the rules of shared hosts.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ...transport.errors import E_LIMIT, Refused, ZsqError
 from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire import protocol as p
 from ..settings import options
+from . import placement
 from .child import ChildSpec, OutOfFiles
 from .port import Port
 from .process import is_out_of_files
-from .process_table import Child, ProcessTable, processes_by_memory
+from .process_table import Child, HostProcess, ProcessTable, processes_by_memory
 
 log = logging.getLogger("zsq")
+_StartedT = TypeVar("_StartedT")
 
 
 class Processes:
@@ -78,8 +80,42 @@ class Processes:
 
     # Starting
 
-    def start(self, spec: ChildSpec, owner: Any = None) -> Child:
-        if len(self.children) >= options.PROCESSES_MAX:
+    def _shared(self) -> dict[placement.HostLoad, HostProcess]:
+        return {
+            placement.HostLoad(host.number, len(host.children), host.ends, host.is_left): host
+            for host in self.table.hosts
+            if host.is_shared
+        }
+
+    def place(self, title: str, actors: int, ends: int) -> HostProcess | None:
+        """Return the shared host for a topic with so many actors, or None for own processes.
+
+        `ends` is from `placement.py`. Raises `ZsqError` if a host cannot be started.
+        """
+        shared = self._shared()
+        number = placement.place(shared, actors, ends)
+        if number is None:
+            return None
+        for load, host in shared.items():
+            if load.number == number:
+                return host
+        fresh = placement.free_number(shared)
+        return self._started(title, lambda: self.table.start_shared(fresh, ends))
+
+    def end_hosts(self, *, everything: bool = False) -> None:
+        """End the shared hosts without actors that are not needed, or all of them."""
+        shared = self._shared()
+        unused = placement.to_end(shared)
+        for load, host in shared.items():
+            if not load.actors and (everything or load.number in unused):
+                self.table.kill(host)
+
+    def start(self, spec: ChildSpec, owner: Any = None, host: HostProcess | None = None) -> Child:
+        """Start an actor in a process of its own, or in this shared host."""
+        return self._started(spec.title, lambda: self.table.start(spec, owner, host))
+
+    def _started(self, title: str, start: Callable[[], _StartedT]) -> _StartedT:
+        if self._used() >= options.PROCESSES_MAX:
             raise ZsqError(
                 E_LIMIT,
                 (
@@ -90,13 +126,19 @@ class Processes:
         self.changes += 1
         self._make_room()
         try:
-            return self.table.start(spec, owner)
+            return start()
         except OSError as error:
             text = (
-                f"{spec.title} cannot be started: {error.strerror or error}; raise the limits "
+                f"{title} cannot be started: {error.strerror or error}; raise the limits "
                 "of this user (ulimit -n, ulimit -u)"
             )
             raise (OutOfFiles if is_out_of_files(error) else ZsqError)(E_LIMIT, text) from None
+
+    def _used(self, asleep: int = 0) -> int:
+        """Return the number of processes. A few actors of shared hosts count as one."""
+        shared = sum(len(host.children) for host in self.table.hosts if host.is_shared)
+        own = sum(not host.is_shared for host in self.table.hosts)
+        return own + -(-shared // options.SHARED_AS_ONE) + asleep
 
     def check_room(self, count: int, what: str) -> None:
         """Raise `Refused` (E_LIMIT) if a new topic or channel would exceed the limit.
@@ -104,7 +146,7 @@ class Processes:
         Existing topics and channels are started again even beyond the limit.
         """
         limit = self._processes_max
-        if len(self.children) + self.asleep + count > limit:
+        if self._used(self.asleep) + count > limit:
             asleep = f" and {self.asleep} belong to topics that are asleep" if self.asleep else ""
             text = (
                 f"no room for {what}: this broker runs at most {limit} processes (a topic or a "
@@ -113,7 +155,7 @@ class Processes:
             raise Refused(
                 E_LIMIT,
                 (
-                    f"{text} and {len(self.children)} run now{asleep}; delete topics or channels "
+                    f"{text} and {self._used()} run now{asleep}; delete topics or channels "
                     "that are not used, or raise --processes-max"
                 ),
             )
@@ -150,11 +192,13 @@ class Processes:
         child.state = "stopping"
 
     def kill(self, child: Child) -> None:
-        self.table.kill(child)
+        """Kill the process of an actor, with the other actors that share it."""
+        if child.host is not None:
+            self.table.kill(child.host)
 
     def kill_all(self) -> None:
-        for child in list(self.children.values()):
-            self.kill(child)
+        for host in list(self.table.hosts):
+            self.table.kill(host)
 
     def ended(self, child: Child) -> None:
         """Note that a child is gone."""

@@ -79,7 +79,7 @@ class WorkerThread(PolledSocket):
 
 
 class LazyThread:
-    """A worker thread that starts with its first job. Most topics never need it."""
+    """A worker thread that starts with its first job. Most topics need few of theirs."""
 
     def __init__(self, make: Callable[[], WorkerThread]) -> None:
         self._make = make

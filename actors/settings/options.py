@@ -205,6 +205,8 @@ MIB: Final = 1024 * 1024
 # The clients whose first use of a topic creates it. With `never`, first use creates no channels
 # either.
 AUTO_CREATE: Final = ("always", "publishers", "never")
+# The topics that have processes of their own. The others share some.
+OWN_PROCESS: Final = ("always", "busy", "never")
 # The time between syncs in the mode `interval`. EQueue uses this value; NSQ waits 2 s.
 SYNC_INTERVAL_MS: Final = 100
 
@@ -495,6 +497,21 @@ PROCESSES_MAX_LEAST: Final = 64  # the default limit is at least this, on any ma
 # The memory that the default limit allows for each process. A process holds 6 to 11 MiB. The rest
 # is for the page cache.
 PROCESS_MEMORY_BYTES: Final = 16 * MIB
+BUSY_AT: Final = 0.15  # the processor time of a busy topic, in cores
+SHARE_AFTER_S: Final = 60.0
+# A channel that is to move gives out nothing for so long at most. Its topic moves only if consumers
+# hold no message of any channel after MOVE_PATIENCE_S.
+HOLD_MS: Final = 500
+MOVE_PATIENCE_S: Final = 0.05
+# The time between two tries to move a topic. It doubles with each try that fails, to the longest.
+MOVE_AGAIN_S: Final = 1.0
+MOVE_AGAIN_S_MAX: Final = 60.0
+MOVES_FAILED: Final = 3  # after so many tries, the neighbours of a busy topic leave it
+# So many actors of shared hosts count as one process. An actor takes 0.3 to 0.7 MiB there.
+SHARED_AS_ONE: Final = 16
+SHARED_HOST_SOCKETS: Final = 4_096
+# The stack of an actor's thread in a shared host. Only the pages that are used take memory.
+ACTOR_STACK_BYTES: Final = MIB
 TOPICS_MAX: Final = 10_000
 # The most ranges that were emptied while the topic was paused and that a channel has not reached
 # yet.
@@ -526,7 +543,9 @@ class ServeOptions:
     the names of `transport.settings.Retention`. A topic or channel is made only while fewer than
     `processes_max` processes run; 0 takes the limit from the machine's memory. `message_bytes_max`
     is the size of the largest message that is accepted. If a topic is not used for `sleep_after_s`
-    seconds, its processes end. 0 means that they never end. `bucket` is the URL of the bucket in
+    seconds, its processes end. 0 means that they never end. `own_process` is one of OWN_PROCESS. A
+    topic is busy if it takes `busy_at` cores of processor time, and shares a process again when it
+    was quiet for `share_after_s` seconds. `bucket` is the URL of the bucket in
     which full log files are archived, "" for none. `bucket_cache_bytes` is the size of the cache on
     the disk, for each topic, for what is read from the bucket. `bucket_lag_s` is the bound within
     which everything newer is shipped to the bucket. 0 means that it is not shipped. `bucket_costs`
@@ -551,6 +570,9 @@ class ServeOptions:
     stage_timeout_s: float = 0.0
     processes_max: int = 0
     sleep_after_s: float = SLEEP_AFTER_S
+    own_process: str = "always"
+    busy_at: float = BUSY_AT
+    share_after_s: float = SHARE_AFTER_S
     retention: Mapping[str, object] = field(default_factory=dict)
     security: SecurityOptions = field(default_factory=SecurityOptions)
     bucket: str = ""

@@ -271,6 +271,8 @@ _PROCESS: Final = (
     _S("process", "kind", "text", _VIEW, "kind of process, such as `topic`", default=""),
     _S("process", "pid", "number", _VIEW, "process id"),
     _S("process", "state", "text", _VIEW, "`starting`, `up`, `stopping` or `ended`; missing for supervisor and forkserver", default=""),
+    _S("process", "host", "text", _VIEW, "shared process in which a quiet topic or channel is, if any", default=""),
+    _S("process", "cpu_s", "s", _VIEW, "processor time since its start; in a shared process, that of its thread", default=0.0),
     _S("process", "uptime_s", "s", _VIEW, "time since its start", default=0.0),
     _S("process", "private_bytes", "bytes", "runtime/actor.py", "memory that no other process shares, the sum for all processes of a kind",
        metric="zsq_process_private_bytes", note="memory that no other process shares. In `/metrics` the sum for all processes of a kind"),

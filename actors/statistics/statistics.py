@@ -381,6 +381,13 @@ def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
         if memory:
             row["private_bytes"] = private_bytes(pid)
         rows.append(row)
+    for host in sorted(view.processes.table.hosts, key=lambda host: host.number):
+        if host.is_shared:
+            row = {"name": host.title, "pid": host.pid, "kind": "host", "restarts": 0}
+            row["uptime_s"] = round((now - host.started_ns) / 1e9, 1)
+            if memory:
+                row["private_bytes"] = private_bytes(host.pid)
+            rows.append(row)
     for child in sorted(view.processes.children.values(), key=lambda child: child.spec.key):
         restarts = child.owner.restarts.count if child.owner is not None else 0
         row = {
@@ -391,7 +398,10 @@ def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
             "restarts": restarts,
         }
         row["uptime_s"] = round((now - child.started_ns) / 1e9, 1)
-        if memory:
+        row["cpu_s"] = round(child.stats.get("cpu_ns", 0) / 1e9, 2)
+        if child.host is not None and child.host.is_shared:
+            row["host"] = child.host.title
+        elif memory:
             row["private_bytes"] = child.stats.get("private_bytes", 0)
         rows.append(row)
     return rows

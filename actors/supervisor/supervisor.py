@@ -110,6 +110,7 @@ class Supervisor:
             self._forget_topic,
         )  # fmt: skip
         self.orders = Orders(self.processes)
+        self.state.send_order = self.orders.send
         self.singles = Singles(self.state, self.orders, self.stop)
         self.disk = DiskWatch(self.state)
         self.reloading = Reloading(
@@ -319,6 +320,9 @@ class Supervisor:
                         extension.pulse(child)
                 if not message.request:
                     child.news_ns = child.pulsed_ns
+                    if child.owner is not None:
+                        cpu_ns = int(message.stats.get("cpu_ns", 0))
+                        child.owner.load.add(message.key, cpu_ns, child.pulsed_ns)
                 if message.request:
                     self.requests.gatherings.reported(message.request, message.key, message.details)
         elif any(extension.hears(mail) for extension in self.extensions):
@@ -481,6 +485,7 @@ class Supervisor:
         self._look_for_sockets()
         if all(child.state != "starting" for child in self.processes.children.values()):
             self.reserve.keep()
+        self.processes.end_hosts()
         self.state.registry.settle()
         self.state.registry.remove_left()
         deletion.open_again(self.requests)
@@ -517,7 +522,10 @@ class Supervisor:
             return None
 
     def _ended(self) -> bool:
-        return self.state.stopping and not self.processes.children
+        if self.state.stopping and not self.processes.children:
+            self.processes.end_hosts(everything=True)
+            return not self.table.hosts
+        return False
 
     def _tell_ready(self) -> None:
         if self.state.stopping or any(

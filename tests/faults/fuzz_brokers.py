@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import zmq
 from faults.fuzz_actors import PEERS, Said, drain, rig
@@ -23,7 +23,7 @@ from faults.mutation import Mutator
 from zsq.actors.gateways import zeromq
 from zsq.actors.gateways.zeromq import ZeroMqGateway
 from zsq.actors.runtime.child import ChildSpec
-from zsq.actors.runtime.process_table import Child
+from zsq.actors.runtime.process_table import Child, HostProcess
 from zsq.actors.settings.options import ServeOptions
 from zsq.actors.settings.starts import ChannelStart, ZeroMqStart
 from zsq.actors.supervisor.supervisor import Supervisor
@@ -129,18 +129,25 @@ class FakeTable:
 
     def __init__(self) -> None:
         self.children: dict[int, Child] = {}
+        self.hosts: set[HostProcess] = set()
         self.dead: list[Child] = []
         self.events_fd = -1
         self.forkserver_pid = 1
 
-    def start(self, spec: ChildSpec, owner: Any = None) -> Child:
-        lifeline: Any = None
-        child = self.children[spec.key] = Child(spec, 1, lifeline, None, owner=owner)
+    def start(self, spec: ChildSpec, owner: Any = None, host: HostProcess | None = None) -> Child:
+        host = host or HostProcess(1, cast("Any", None), None)
+        self.hosts.add(host)
+        child = self.children[spec.key] = host.children[spec.key] = Child(spec, host, owner=owner)
         return child
 
-    def kill(self, child: Child) -> None:
-        if child not in self.dead:
-            self.dead.append(child)
+    def start_shared(self, number: int, ends: int) -> HostProcess:
+        host = HostProcess(1, cast("Any", None), None, number, ends)
+        self.hosts.add(host)
+        return host
+
+    def kill(self, host: HostProcess) -> None:
+        self.hosts.discard(host)
+        self.dead += [child for child in host.children.values() if child not in self.dead]
 
     def changes(self) -> tuple[list[Child], bool]:
         ended, self.dead = self.dead, []
@@ -254,7 +261,8 @@ class SupervisorRig:
                 )
                 self.port.say(envelope, p.Born(child.spec.key, child.spec.key, data | {"head": 5}))
             elif child.state == "stopping" or self.mutator.chance(200):
-                self.table.kill(child)
+                assert child.host is not None
+                self.table.kill(child.host)
         while self.port.sent:
             envelope, message, _ = self.port.sent.popleft()
             key = int(envelope[0][6:]) if envelope and envelope[0].startswith(b"child-") else 0

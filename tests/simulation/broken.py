@@ -71,10 +71,16 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "what a seek moved to is delivered before its commit": Defect(
         "actors/channel/core.py",
-        "        if self.supply.moving or self._ending:\n",
-        "        if self._ending:\n",
+        "        if self.supply.moving or self._ending or self.holds:\n",
+        "        if self._ending or self.holds:\n",
         ("kill_channel", "kill_topic", "slow_disk"),
         moving=True,
+    ),
+    "a topic moves while a handler works": Defect(
+        "actors/channel/channel.py",
+        "        if self._hold_order and not self.core.in_flight:\n",
+        "        if self._hold_order:\n",
+        ("stop_client",),
     ),
     "a seek leaves the rows of what the channel held": Defect(
         "actors/channel/supply.py", "        return put, tuple(gone)\n", "        return put, ()\n", ("kill_channel",), moving=True

@@ -19,8 +19,9 @@ from typing import Any, Final, cast
 
 from zsq.actors.bucket.archive import archive_actor, shipper
 from zsq.actors.bucket.topic import archiving
+from zsq.actors.runtime import placement
 from zsq.actors.runtime.child import ChildSpec
-from zsq.actors.runtime.process_table import Child
+from zsq.actors.runtime.process_table import Child, HostProcess
 from zsq.actors.runtime.pulses import ChannelPulse, TopicPulse
 from zsq.actors.runtime.services import actor_classes
 from zsq.actors.settings import options
@@ -57,6 +58,7 @@ URL_DIRECT: Final = f"ipc://{RUN_DIR}"
 TCP: Final = "127.0.0.1:4153"
 URL_TCP: Final = f"tcp://{TCP}"
 # The addresses of the machines of brokers that live on after a takeover, one after the other.
+MOVED: Final = 0.02  # how often a topic that is looked at wants to move
 ADDRESSES: Final = tuple(f"127.0.0.{number}:4153" for number in range(2, 6))
 URL_SEVERAL: Final = ",".join(f"tcp://{address}" for address in ADDRESSES)
 
@@ -90,7 +92,10 @@ class SimTable:
         assert self.world.current is not None
         self.process = self.world.current.process
         self.children: dict[int, Child] = {}
+        self.hosts: set[HostProcess] = set()
         self.processes: dict[int, Process] = {}  # by key
+        self.lifelines: dict[int, Flag] = {}
+        self.alone: set[int] = set()  # actors that end, while their host goes on
         self._endpoint = supervisor_endpoint
         self._ended = _Ended(self.process)
         self.process.on_death.append(self._orphan)
@@ -102,7 +107,8 @@ class SimTable:
     def start_forkserver(self) -> None:
         self.forkserver_pid = 1
 
-    def start(self, spec: ChildSpec, owner: Any = None) -> Child:
+    def start(self, spec: ChildSpec, owner: Any = None, host: HostProcess | None = None) -> Child:
+        """Start an actor as a process of the world. If it is killed, so are those of its host."""
         world = self.world
         start = self.process.start
         process = Process(world, f"{spec.title} [{start}]", spec.kind)
@@ -112,12 +118,15 @@ class SimTable:
             former.adopt(process)
         place = len(world.incarnations) if former is None else former.next_incarnation()
         world.incarnations[spec.key] = place
-        child = Child(spec, process.pid, cast("Any", None), process, owner=owner)
         lifeline = Flag(process)
-        child.lifeline = cast("Any", lifeline)
-        child.pidfd = process.pid
+        if host is None:
+            host = HostProcess(process.pid, cast("Any", None), process)
+            self.hosts.add(host)
+        child = Child(spec, host, owner=owner)
+        host.children[spec.key] = child
         self.children[spec.key] = child
         self.processes[spec.key] = process
+        self.lifelines[spec.key] = lifeline
         process.on_death.append(_end_sockets)
         process.on_death.append(partial(self._noticed, child))
         process.run(
@@ -125,6 +134,11 @@ class SimTable:
             delay_ns=world.rng.randrange(2 * MS, 15 * MS),
         )
         return child
+
+    def start_shared(self, number: int, ends: int) -> HostProcess:
+        host = HostProcess(0, cast("Any", None), None, number, ends)
+        self.hosts.add(host)
+        return host
 
     def _live(self, process: Process, spec: ChildSpec, lifeline: int) -> None:
         """Run an actor as `child_main` does, without the operating system."""
@@ -140,11 +154,24 @@ class SimTable:
                 self.world.trouble(process, error)
             process.kill(f"ends by {type(error).__name__}")
         else:
+            self.alone.add(spec.key)
             process.kill("ends")
         self.world.leave()
 
     def _noticed(self, child: Child, process: Process) -> None:
-        """Report the death to the supervisor a little later, as a pidfd would."""
+        """Report the death to the supervisor a little later, as a pidfd would.
+
+        Unless the actor ended by itself, its neighbours in a shared host end with it.
+        """
+        host = child.host
+        assert host is not None
+        host.children.pop(child.spec.key, None)
+        if host.is_shared and child.spec.key not in self.alone:
+            host.is_explained = host.is_explained or child.failure is not None
+            self.hosts.discard(host)
+            self.kill(host)
+        elif not host.is_shared:
+            self.hosts.discard(host)
         self.world.after(self.world.rng.randrange(20_000, 2 * MS), partial(self._tell, child))
 
     def _tell(self, child: Child) -> None:
@@ -157,12 +184,15 @@ class SimTable:
             child.state = "ended"
             self.children.pop(child.spec.key, None)
             self.processes.pop(child.spec.key, None)
+            self.lifelines.pop(child.spec.key, None)
         return ended, False
 
-    def kill(self, child: Child) -> None:
-        process = self.processes.get(child.spec.key)
-        if process is not None:
-            process.kill("killed by the supervisor")
+    def kill(self, host: HostProcess) -> None:
+        self.hosts.discard(host)
+        for key in list(host.children):
+            process = self.processes.get(key)
+            if process is not None:
+                process.kill("killed by the supervisor")
 
     def _orphan(self, process: Process) -> None:
         """End a child after the death of its supervisor. A real child notices the end of its pipe,
@@ -171,7 +201,7 @@ class SimTable:
         for key, child in self.processes.items():
             if child.exiled and not process.exiled:
                 continue
-            flag = cast("Any", self.children[key].lifeline)
+            flag = self.lifelines[key]
             delay = self.world.rng.randrange(10_000, 5 * MS)
             if self.world.rng.random() < 0.5:
                 self.world.after(delay, flag.raise_it)
@@ -206,6 +236,7 @@ class Broker:
         tcp: bool,
         losses: Losses,
         sleep_after_s: float,
+        own_process: str,
         archived: bool = False,
         ships: ShipPlan | None = None,
         lives_on: bool = False,
@@ -222,6 +253,7 @@ class Broker:
             gateway=self.address if lives_on else TCP if tcp else "",
             chunk_bytes=chunk_bytes,
             sleep_after_s=sleep_after_s,
+            own_process=own_process,
             sync=ships.sync if ships is not None else "always",
             bucket=URL if archived else "",
             bucket_lag_s=ships.lag_s if ships is not None else 0.0,
@@ -231,6 +263,7 @@ class Broker:
         # Called when a disk was restored, before the broker starts on it.
         self.restored: Callable[[], None] = lambda: None
         self.fenced: Callable[[], None] = lambda: None
+        self.moved = 0  # how often a topic moved to other processes
         self.dozes = 0  # number of topics that must still be put to sleep although they are used
         self.losses = losses
         self.bounded: Bounded | None = None
@@ -419,6 +452,7 @@ def prepare() -> None:
     watch_disasters()
     watch_formers()
     watch_drops()
+    watch_places()
     module = supervisor
     module.logs.say = lambda *_, **__: None
     module = topic_group
@@ -504,6 +538,33 @@ def _is_unused(topic: TopicPulse, channels: list[ChannelPulse], now: int, after:
         world.disturb("a topic dozes")
         return True
     return is_unused(topic, channels, now, max(after, 2 * S))
+
+
+class _Load(placement.Load):
+    """Lets topics move to and fro, many times a second, whatever they do."""
+
+    @property
+    def is_busy(self) -> bool:
+        return the_world().rng.random() < MOVED
+
+    def is_quiet(self, for_s: float, now_ns: int) -> bool:
+        return the_world().rng.random() < MOVED
+
+
+def watch_places() -> None:
+    """Note when a topic moves. This is no fault: nothing may be delivered again because of it."""
+    group: Any = topic_group.TopicGroup
+    plain = group._move
+
+    def move(self: topic_group.TopicGroup) -> None:
+        world = the_world()
+        world.note(f"topic {self.name} moves")
+        world.broker.moved += 1
+        plain(self)
+
+    group._move = move
+    module: Any = topic_group
+    module.Load = _Load
 
 
 class _Comments(logging.Handler):

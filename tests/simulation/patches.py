@@ -58,6 +58,8 @@ def before_import() -> None:
     )
     _patch(time, "time_ns", lambda real: lambda: w.time_ns() if (w := world_now()) else real())
     _patch(time, "time", lambda real: lambda: w.time_ns() / S if (w := world_now()) else real())
+    for name in ("process_time_ns", "thread_time_ns"):
+        _patch(time, name, lambda real: lambda: 0 if world_now() else real())
     _patch(time, "clock_gettime_ns", _boot_clock)
     _patch(time, "sleep", lambda real: _sleep)
     _patch(

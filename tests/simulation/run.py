@@ -71,6 +71,7 @@ class Run:
             tcp=self.scenario.tcp,
             losses=self.ledger.losses,
             sleep_after_s=self.scenario.sleep_after_s,
+            own_process=self.scenario.own_process,
             archived=self.scenario.archived,
             ships=self.scenario.ships,
             lives_on=self.scenario.lives_on,
@@ -119,6 +120,7 @@ class Run:
             "redeliveries": self.ledger.redeliveries,
             "finishes confirmed": sum(len(row.confirmed) for row in self.ledger.channels.values()),
             "faults": world.disturbances,
+            "moves": self.broker.moved,
             "lost by power cuts": self.ledger.losses.lost,
         }
         if world.bucket is not None:

@@ -37,6 +37,7 @@ class Scenario:
     # Before each fault, one of these is chosen as the longest pause.
     pauses_ms: tuple[int, ...] = (60, 300, 1_200)
     sleep_after_s: float = 0.0  # time after which an unused topic sleeps; 0: never
+    own_process: str = "always"  # which topics have processes of their own
 
     mortal: MortalPlan | None = None
     bounded: BoundedPlan | None = None
@@ -119,6 +120,8 @@ def draw(seed: int) -> Scenario:
             sleep_after_s=dice.choice((0.02, 0.2)),
             faults=(*plain.faults, "doze") if forced else plain.faults,
         )
+    dice = random.Random(f"{seed}/places")
+    plain = replace(plain, own_process=dice.choice(("always", "busy", "busy", "never")))
     dice = random.Random(f"{seed}/archived")
     if dice.random() < ARCHIVED:
         more = ("kill_archive", "bucket_away") if plain.strikes else ()

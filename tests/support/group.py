@@ -68,7 +68,7 @@ class Broker:
         self.killed: list[Child] = []
         self.children: dict[int, Child] = {}
         self.kill = self.killed.append
-        self.table = SimpleNamespace(forkserver_pid=1)
+        self.table = SimpleNamespace(forkserver_pid=1, hosts=set())
         self.processes = self
         self.registry = SimpleNamespace(
             uuid="0" * 32,
@@ -93,8 +93,11 @@ class Broker:
             bucket_cache_bytes=0,
             log_level="info",
             sleep_after_s=0.0,
+            own_process="always",
+            busy_at=1.0,
         )
         self.asleep = 0
+        self.mover: TopicGroup | None = None
         self.scan_endpoint = ""
         self.requests: Any = SimpleNamespace(
             broker=self,
@@ -151,14 +154,12 @@ class Broker:
         spec = SimpleNamespace(
             key=self.new_key(), kind=kind, title=kind, start=start, stop_timeout_s=1
         )
-        found = Child(
-            cast("Any", spec), 1, cast("Any", None), None, state="up", envelope=(b"%d" % spec.key,)
-        )
+        found = Child(cast("Any", spec), None, state="up", envelope=(b"%d" % spec.key,))
         found.owner = getattr(self, "group", None)
         self.children[spec.key] = found
         return found
 
-    def start(self, spec: Any, owner: Any = None) -> Child:
+    def start(self, spec: Any, owner: Any = None, host: Any = None) -> Child:
         found = self.child(spec.kind, spec.start)
         found.state = "starting"
         self.started.append(channel_of(spec.start) or spec.kind)

@@ -16,9 +16,9 @@ from .protocol_client import Done, Wire
 # fmt: off
 __all__ = [
     "AppendEntry", "BackUpLog", "BackUpState", "BehindPause", "CancelDelayed", "ChannelConfigured", "ConfigureChannel", "CopyArchive",
-    "CountDelayed", "DeadLettersGo", "Disconnect", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "LeaveChannel",
-    "ListChunks", "ListDelayed", "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory", "Reload",
-    "ReloadGateway", "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "RunSchedule", "Seek", "SetClosed", "SetLookupds",
+    "CountDelayed", "DeadLettersGo", "Disconnect", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "Hold",
+    "LeaveChannel", "ListChunks", "ListDelayed", "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory",
+    "Reload", "ReloadGateway", "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "RunSchedule", "Seek", "SetClosed", "SetLookupds",
     "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip", "SkipMessages", "TakePart", "WaitForShipping", "WhereDeadLettersGo",
 ]
 # fmt: on
@@ -221,6 +221,17 @@ class SetPaused(Order[Done]):
 
     op: ClassVar[int] = 108
     is_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hold(Order[Done]):
+    """Let a channel give out no message and call back what no handler has begun, because it is to
+    move to another process. It answers when its consumers hold no message. With `is_over`, it goes
+    on, and answers at once. It also goes on if no Stop follows soon.
+    """
+
+    op: ClassVar[int] = 15
+    is_over: bool
 
 
 @dataclass(frozen=True, slots=True)

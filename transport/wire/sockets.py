@@ -104,6 +104,23 @@ def make_context(sockets_max: int) -> zmq.Context[Socket]:
     return new
 
 
+class ContextShare(zmq.Context):  # type: ignore[type-arg]
+    """One user's share of a context that has many. `destroy` closes the sockets of this user.
+
+    `inside` are the endpoints that users of the context have bound inside it, too.
+    """
+
+    # Only attributes that the class knows can be set.
+    inside: set[str] = set()  # noqa: RUF012
+
+    def __init__(self, shared: zmq.Context[Socket], inside: set[str]) -> None:
+        super().__init__(shared)
+        self.inside = inside
+
+    def term(self) -> None:
+        """Leave the context to its other users."""
+
+
 def context() -> zmq.Context[Socket]:
     """Return this process's own context."""
     pid = os.getpid()

@@ -11,6 +11,12 @@ UP -> STOPPING -> ENDED                stopped in reverse order: channels, then 
 UP -> DOZING -> ASLEEP -> STARTING     not used for a while: stopped in the same order; the next
                                        request for the topic starts it again (`dormancy.py`)
 
+A topic moves to other processes in the same way (`runtime/placement.py`), and starts again at once.
+Before that, its channels are *held*: they give out nothing and call back what no handler has begun.
+If consumers still hold messages after a moment, the topic stays, and tries again later. So a move
+ends no lease, and no message is delivered twice. Consumers and producers connect to the new
+processes as after a restart.
+
 Only a few channels start at a time, and the next one starts when one is up. If a thousand were
 forked in one turn of the supervisor's loop, they would delay each other and all requests to the
 supervisor. Channels that a client waits for come first.
@@ -30,6 +36,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, cast
 
 from ....storage.retention import resolve
@@ -46,6 +53,7 @@ from ....transport.errors import (
 )
 from ....transport.names import is_ephemeral
 from ....transport.settings import NONE, NewChannelSettings, Retention
+from ....transport.wire import protocol as p
 from ...runtime.child import (
     OUT_OF_FILES,
     ChildSpec,
@@ -54,7 +62,8 @@ from ...runtime.child import (
     Phase,
     RestartIntensity,
 )
-from ...runtime.process_table import Child
+from ...runtime.placement import Load
+from ...runtime.process_table import Child, HostProcess
 from ...runtime.processes import Processes
 from ...runtime.pulses import ChannelPulse, TopicPulse
 from ...settings import channel_settings, options
@@ -225,6 +234,8 @@ class GroupSite:
         self.unused = unused
         self.channels_changed = False  # the set of processes that are scanned has changed
         self.names_changed = False  # the set of names of topics and channels has changed
+        self.mover: TopicGroup | None = None  # the topic that moves to other processes
+        self.send_order: Callable[..., None]  # `Orders.send`
 
 
 def _note_end(process: ChannelProcess | TopicProcesses, child: Child) -> None:
@@ -261,11 +272,22 @@ class TopicGroup(TopicProcesses):
         self._asleep = 0  # ASLEEP: how many processes it had
         # Requests that wait until no process of the topic is starting.
         self._settling: list[Then] = []
+        self._host: HostProcess | None = None  # the shared host in which its processes run, if any
+        self._host_ends = 0  # see `placement.py`
+        self._needs_own = False  # it has ended a shared host
+        self.load = Load(site.options.busy_at)
+        self._is_busy = False  # it was moved to processes of its own
+        self._is_moving = False  # its processes stop, because it moves
+        self._holding: set[int] = set()  # the keys of the channels that must answer Hold
+        self._moves_failed = 0
+        self._move_ns = 0  # no move before that
+        self._is_victim = False  # its shared host ended, and it was not the cause
 
     def _go(self, event: str) -> None:
         self.state = TRANSITIONS[self.state][event]
         if self.state is not GroupState.UP:
             self._starts.clear()
+            self._holding.clear()
 
     def retention(self) -> Retention:
         """Return the retention. The topic's settings override the broker's settings.
@@ -376,9 +398,19 @@ class TopicGroup(TopicProcesses):
                 topic.get("message_bytes", 0) + stored.get("entered_bytes", 0) if woken else 0
             ),
         )
+        title = f"topic {self.name}"
+        self._host = None
+        self.load.forget()
+        if self._may_share():
+            self._host = self._processes.place(title, 1 + len(self.channels), self._host_ends)
         self.topic = self._processes.start(
-            ChildSpec(numbers[0], "topic", f"topic {self.name}", start), self
+            ChildSpec(numbers[0], "topic", title, start), self, self._host
         )
+
+    def _may_share(self) -> bool:
+        if self._site.options.own_process == "busy" and (self._is_busy or not self._can_move()):
+            return False
+        return self._site.options.own_process != "always" and not self._needs_own
 
     def _forget_ephemeral(self) -> None:
         """Drop the ephemeral channels, whose rows ended with the topic's process.
@@ -474,7 +506,7 @@ class TopicGroup(TopicProcesses):
             closed=to_consumers(self.row.closed),
         )
         spec = ChildSpec(number, "channel", f"channel {self.name}/{channel}", start)
-        return self._processes.start(spec, self)
+        return self._processes.start(spec, self, self._host)
 
     def want(self, channel: str, then: Then, settings: Mapping[str, Any] | None = None) -> None:
         """Call `then` when the topic and the channel are up, or with an error.
@@ -573,11 +605,23 @@ class TopicGroup(TopicProcesses):
             self.cause = child.failure or Failure(
                 Phase.RUN, "", f"{child.spec.title} (pid {child.pid}) ended"
             )
+            self._note_host_end()
             self._go("died")
             for other in self.children():
                 self._processes.kill(other)
         if self.state is GroupState.CLEARING and not self.children():
             self._start_again()
+
+    def _note_host_end(self) -> None:
+        """Find out whether this topic ended the shared host in which it was."""
+        if self._host is None:
+            return
+        failures = [child.failure for child in self.processes() if child.failure is not None]
+        if failures:
+            self._needs_own = True
+        elif not self._host.is_explained:
+            self._host_ends += 1
+        self._is_victim = not failures
 
     def fail(self, text: str, *, out_of_files: bool = False) -> None:
         """End all processes and try again later, because a step of the start has failed."""
@@ -610,6 +654,7 @@ class TopicGroup(TopicProcesses):
         self._start_next()
         self._look_for_restarts()
         self._look_for_use()
+        self._look_for_place()
         if self._settling and self.settled():
             self._tell_settled(None)
         for channel in self._starts.due(time.monotonic_ns()):
@@ -714,7 +759,9 @@ class TopicGroup(TopicProcesses):
             text += f"; the broker tries again in {pause_s:g} s"
             self._tell(None, ZsqError(E_TOPIC_FAILED, text))
             return
-        if not final and self.restarts.may_restart(time.monotonic_ns()):
+        is_victim, self._is_victim = self._is_victim, False
+        # The end of a shared host is not counted against the topics that did not cause it.
+        if not final and (is_victim or self.restarts.may_restart(time.monotonic_ns())):
             self.start()
             return
         self._go("give_up")
@@ -856,6 +903,77 @@ class TopicGroup(TopicProcesses):
             for ended in self.processes():
                 ended.stats = at_rest(ended.stats)
             self._count_asleep(1 + len(self.channels))
+            if self._is_moving:
+                self._is_moving = False
+                self._count_asleep(0)
+                self.start()
+
+    # Moves
+
+    def _can_move(self) -> bool:
+        """Return False if something would be lost with the topic's processes."""
+        return not self.row.in_memory and not any(map(is_ephemeral, self.channels))
+
+    def _look_for_place(self) -> None:
+        """Begin a move if the topic is in the wrong place. The broker moves one topic at a time."""
+        site, now = self._site, time.monotonic_ns()
+        if site.mover is self and not self._holding and self.settled():
+            site.mover = None
+        if site.options.own_process != "busy" or self.state is not GroupState.UP:
+            return
+        is_busy = self._host is not None and self.load.is_busy
+        wants = is_busy or (
+            self.load.is_quiet(site.options.share_after_s, now)
+            if self._host is None
+            else self._host.is_left
+        )
+        if not wants or now < self._move_ns or site.mover is not None or self._needs_own:
+            return
+        waits = self._waiting or self._settling or self.deleting or self.is_sealing
+        if waits or not self.settled() or self.failed_channels() or not self._can_move():
+            return
+        site.mover, self._is_busy = self, is_busy
+        channels = [child for child in self.children() if child is not self.topic]
+        self._holding = {child.spec.key for child in channels}
+        for child in channels:
+            site.send_order(
+                child,
+                lambda request: p.Hold(request, is_over=False),
+                partial(self._held, child.spec.key),
+                options.MOVE_PATIENCE_S,
+            )
+        if not channels:
+            self._move()
+
+    def _held(self, key: int, answer: object, error: ZsqError | None) -> None:
+        """Move when all channels are held, or let all of them go on."""
+        if key not in self._holding:
+            return
+        self._holding.discard(key)
+        if error is None:
+            if not self._holding:
+                self._move()
+            return
+        self._holding.clear()
+        pause_s = min(options.MOVE_AGAIN_S * 2**self._moves_failed, options.MOVE_AGAIN_S_MAX)
+        self._moves_failed += 1
+        if self._host is not None and self._moves_failed >= options.MOVES_FAILED:
+            self._host.is_left = True
+        self._move_ns = time.monotonic_ns() + int(pause_s * 1e9)
+        self._site.mover = None
+        for child in self.children():
+            if child is not self.topic:
+                self._site.send_order(
+                    child, lambda request: p.Hold(request, is_over=True), lambda *_: None
+                )
+
+    def _move(self) -> None:
+        log.debug(
+            "topic %s moves to %s", self.name, "own processes" if self._is_busy else "a shared host"
+        )
+        self._moves_failed, self._is_moving = 0, True
+        self._go("doze")
+        self._doze_next()
 
     def begin_asleep(
         self, topic: Mapping[str, Any], channels: Mapping[str, Mapping[str, Any]]
@@ -876,8 +994,7 @@ class TopicGroup(TopicProcesses):
 
     def _ended(self, kind: str, title: str, stats: Mapping[str, Any]) -> Child:
         spec = ChildSpec(self._processes.new_key(), kind, title)
-        nothing = cast("Any", None)  # only its last pulse is used
-        return Child(spec, 0, nothing, nothing, "ended", stats=at_rest(stats), owner=self)
+        return Child(spec, None, "ended", stats=at_rest(stats), owner=self)
 
     def differs(self, channel: str, settings: Mapping[str, Any]) -> ZsqError | None:
         """Return an error if the settings of the channel differ from those that a request expects.

@@ -429,16 +429,17 @@ def _processes(processes: Sequence[ProcessStats]) -> Grid:
     grid = Grid(
         "processes",
         ("process",),
-        (Heading("kind", is_text=True), "pid", "restarts", "up", "own memory"),
+        (Heading("kind", is_text=True), "pid", "restarts", "up", "processor", "own memory"),
     )
     for process in processes:
-        memory = process.get("private_bytes")
+        memory, kind = process.get("private_bytes"), str(process.get("kind", ""))
         grid.add(
             str(process.get("name", "")),
-            str(process.get("kind", "")),
+            f"{kind}, shared" if process.get("host") else kind,
             str(process.get("pid", "")),
             _number(process.get("restarts", "")),
             _duration(int(process.get("uptime_s") or 0)),
+            f"{seconds:,.1f} s" if (seconds := process.get("cpu_s")) is not None else "",
             f"{memory / 1e6:,.1f} MB" if memory else "",
         )
     return grid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -66,6 +67,9 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
     }
     if given.sleep_after is not None:
         values["sleep_after_s"] = 0.0 if given.sleep_after < 0 else max(1.0, given.sleep_after)
+    values["busy_at"] = given.busy_at / 100
+    if given.share_after is not None:
+        values["share_after_s"] = math.inf if given.share_after < 0 else given.share_after
     if given.bucket:
         values["bucket"] = _checked_bucket(given.bucket, "--bucket")
     if given.bucket_lag is not None:

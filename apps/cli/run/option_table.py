@@ -145,6 +145,17 @@ class GivenOptions:
         None, _TIME, "End the processes of a topic that was not used for this time. The next request starts them again. none: never.",
         usual=60.0,
     )  # fmt: skip
+    own_process: str = _row(
+        "always", _one_of("always", "busy", "never"),
+        "Which topics have processes of their own: all, busy ones, or none. The others share some.",
+    )  # fmt: skip
+    busy_at: int = _row(
+        15, Value("PERCENT", click.IntRange(1, 100)),
+        "The processor time of a busy topic with its channels, of one core.",
+    )  # fmt: skip
+    share_after: float | None = _row(
+        None, _TIME, "Let a topic share processes again when it was quiet for this time. none: never.", usual=60.0,
+    )  # fmt: skip
     keep_bytes: int | None = _kept("keep_bytes")
     keep_time: float | None = _kept("keep_time")
     keep_chunks: int | None = _kept("keep_chunks")

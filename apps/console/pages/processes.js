@@ -1,4 +1,5 @@
-// Page of the broker's processes: each actor with its pid, memory, restarts and state.
+// Page of the broker's processes: each actor with its pid, memory, restarts and state. Quiet topics
+// share processes, whose memory has a row of its own.
 
 import { every, get } from "../base/api.js";
 import { h, setText, show } from "../base/dom.js";
@@ -61,7 +62,7 @@ function bucketPanel() {
 function columns() {
   return [
     { key: "name", title: "Actor", value: (one) => one.name, show: (cell, one) => { setText(cell, one.name); cell.title = one.name; cell.classList.add("mono"); } },
-    { key: "kind", title: "Kind", width: "120px", rank: 2, value: (one) => one.kind, show: (cell, one) => setText(cell, one.kind) },
+    { key: "kind", title: "Kind", width: "120px", rank: 2, value: (one) => one.kind, show: (cell, one) => setText(cell, one.host ? `${one.kind}, shared` : one.kind) },
     { key: "pid", title: "Pid", num: true, width: "84px", value: (one) => one.pid, show: (cell, one) => setText(cell, one.pid) },
     { key: "state", title: "State", width: "110px", value: (one) => one.state, show: (cell, one) => figureCell(cell, one.state, 1, one.state === "up" ? "" : "warn") },
     { key: "restarts", title: "Restarts", num: true, width: "88px", rank: 2, value: (one) => one.restarts, show: (cell, one) => figureCell(cell, count(one.restarts), one.restarts, one.restarts ? "warn" : "") },

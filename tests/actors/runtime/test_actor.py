@@ -38,6 +38,7 @@ def sample(monkeypatch: pytest.MonkeyPatch) -> Sample:
         SimpleNamespace(send=lambda envelope, message: found.said.append(message)),  # type: ignore[attr-defined]
     )
     monkeypatch.setattr(actor_module, "private_bytes", lambda: 1_000)
+    monkeypatch.setattr(time, "process_time_ns", lambda: 3)
     return found
 
 
@@ -55,7 +56,7 @@ def test_details_and_memory_are_reported_only_if_requested(sample: Sample, detai
     ask(sample, detailed=detailed)
     memory = {"private_bytes": 1_000} if detailed else {}
     assert said(sample) == [
-        p.Pulse(5, 9, {"depth": 7} | memory, {"clients": []} if detailed else {})
+        p.Pulse(5, 9, {"cpu_ns": 3, "depth": 7} | memory, {"clients": []} if detailed else {})
     ]
 
 

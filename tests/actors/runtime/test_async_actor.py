@@ -35,6 +35,7 @@ def test_news_of_an_idle_actor_is_told_within_a_second(monkeypatch: pytest.Monke
     """
     now, said = 10**15, list[Any]()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    monkeypatch.setattr(time, "process_time_ns", lambda: 3)
     monkeypatch.setattr(actor_module, "release_memory", lambda: None)
     found = AsyncActor(5, "gateway", ActorStart())
     found.supervisor = cast(
@@ -44,7 +45,7 @@ def test_news_of_an_idle_actor_is_told_within_a_second(monkeypatch: pytest.Monke
     found.every(options.PULSE_MS, found._pulse_if_stirred)
     now += S
     found._take_in()
-    assert said == [p.Pulse(5, 0, {}, {})]
+    assert said == [p.Pulse(5, 0, {"cpu_ns": 3}, {})]
     assert found._timers[0][0] == now + options.IDLE_PULSE_MS * 1_000_000, (
         "the premise: nothing stirs it"
     )

@@ -9,14 +9,7 @@ from zsq.actors.runtime.process_table import Child
 
 
 def process(key: int, stats: dict[str, object], name: str = "c") -> Child:
-    lifeline = process_object = None
-    return Child(
-        ChildSpec(key, "channel", name, a_channel(name)),
-        key,
-        lifeline,  # type: ignore[arg-type]
-        process_object,
-        stats=stats,
-    )
+    return Child(ChildSpec(key, "channel", name, a_channel(name)), None, stats=stats)
 
 
 def test_the_process_before_reports_until_the_new_one_has() -> None:

@@ -20,6 +20,7 @@ from tests.support.shapes import misfits
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.lease import Subscriber
 from zsq.actors.gateways.http.api.stats import NsqStats, as_nsq
+from zsq.actors.runtime.process_table import HostProcess
 from zsq.actors.settings.starts import ActorStart
 from zsq.actors.statistics.broker_view import ChannelProcess
 from zsq.actors.statistics.channel_rows import channel_rows
@@ -208,6 +209,7 @@ def names(rows: Iterable[Mapping[str, object]]) -> set[str]:
 def test_stats_has_every_row_and_no_statistic_without_one() -> None:
     made, channel = broker(), core()
     child = made.group.child("c")
+    child.host = HostProcess(1, cast("Any", None), None, 1)
     child.stats = {**channel.statistics(0), "settings": {}, "rates": {}}
     publisher, consumer = defaults("publisher"), defaults("consumer")
     client = {name: consumer[name] for name in get_type_hints(reports.ProducerStats)} | {

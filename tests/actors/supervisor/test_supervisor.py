@@ -18,7 +18,7 @@ from support.group import Broker
 
 from zsq.actors.runtime.child import Failure, Phase
 from zsq.actors.runtime.port import Mail
-from zsq.actors.runtime.process_table import Child, ProcessTable
+from zsq.actors.runtime.process_table import Child, HostProcess, ProcessTable
 from zsq.actors.runtime.processes import Processes
 from zsq.actors.settings import options
 from zsq.actors.settings.starts import ActorStart
@@ -46,7 +46,10 @@ class Place:
         self.supervisor.extensions = []
         self.scan_loop = self.child(1, "scan_loop", envelope=(b"scan",))
         table = SimpleNamespace(
-            children={}, kill=lambda child: self.killed.append(child.spec.key), start=self.start
+            children={},
+            hosts={},
+            kill=lambda host: self.killed.extend(host.children),
+            start=self.start,
         )
         port: Any = SimpleNamespace(send=self.send)
         self.processes = Processes(cast("Any", table), port, "/nowhere", processes_max)
@@ -65,20 +68,23 @@ class Place:
         spec = SimpleNamespace(
             key=key, kind=kind, title=kind, start=ActorStart(), stop_timeout_s=1.0
         )
-        found = Child(cast("Any", spec), 1, cast("Any", None), None)
+        host = HostProcess(1, cast("Any", None), None)
+        found = host.children[key] = Child(cast("Any", spec), host)
         for name, value in {"state": "up", "envelope": (b"%d" % key,), **changes}.items():
             setattr(found, name, value)
         return found
 
     def add(self, key: int, kind: str = "channel", **changes: Any) -> Child:
         found = self.supervisor.table.children[key] = self.child(key, kind, **changes)
+        hosts: Any = self.supervisor.table.hosts
+        hosts[found.host] = None
         return found
 
     def send(self, envelope: Any, message: Any) -> bool:
         self.sent.append((envelope, message))
         return True
 
-    def start(self, spec: Any, owner: Any) -> None:
+    def start(self, spec: Any, owner: Any, host: Any) -> None:
         self.started.append(spec)
 
     def hear(self, message: p.Wire, who: bytes = b"scan") -> None:
@@ -252,12 +258,14 @@ def test_a_kill_uses_the_pidfd_and_before_it_is_known_the_pid(
     monkeypatch.setattr(
         signal, "pidfd_send_signal", lambda fd, number: sent.append(("pidfd", fd, number))
     )
-    child = place.child(7, "channel", pid=123_456, pidfd=9 if known else -1)
-    ProcessTable.kill(cast("Any", None), child)
+    host = HostProcess(123_456, cast("Any", None), None, pidfd=9 if known else -1)
+    table = SimpleNamespace(hosts={host})
+    ProcessTable.kill(cast("Any", table), host)
     assert sent == [("pidfd", 9, signal.SIGKILL) if known else ("pid", 123_456, signal.SIGKILL)]
     sent.clear()
-    child.pidfd, child.state = -1, "ended"
-    ProcessTable.kill(cast("Any", None), child)
+    host.pidfd = -1
+    table.hosts.clear()
+    ProcessTable.kill(cast("Any", table), host)
     assert sent == [], "the pid may be another's by now"
 
 

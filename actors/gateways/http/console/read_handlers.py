@@ -217,7 +217,7 @@ class ReadHandlers:
         rows: list[dict[str, Any]] = [{**row} for row in overview.get("processes", ())]
         memory = await self._memory_of([row["pid"] for row in rows])
         for row in rows:
-            row["memory_bytes"] = memory.get(row["pid"])
+            row["memory_bytes"] = None if row.get("host") else memory.get(row["pid"])
         return answer(
             {
                 "processes": rows,

@@ -145,7 +145,7 @@ def test_a_topic_that_ends_starts_no_channels(broker: Broker) -> None:
 
 
 def refuse(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(spec: Any, owner: Any = None) -> Any:
+    def start(spec: Any, owner: Any = None, host: Any = None) -> Any:
         raise ZsqError(E_LIMIT, "enough")
 
     monkeypatch.setattr(broker, "start", start)

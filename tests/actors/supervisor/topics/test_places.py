@@ -1,0 +1,247 @@
+"""Tests of where a topic's processes run: moves between shared and own processes, and what follows
+from the end of a shared one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from support.group import Broker, a_channel
+from support.group import C as EPHEMERAL
+
+from zsq.actors.runtime.child import Failure, Phase
+from zsq.actors.runtime.process_table import Child, HostProcess
+from zsq.actors.settings import options
+from zsq.actors.statistics.broker_view import ChannelProcess, GroupState
+from zsq.actors.supervisor.topics import topic_group
+from zsq.transport.errors import E_CLOSING, ZsqError
+from zsq.transport.wire import protocol as p
+
+S = 1_000_000_000
+FIRST = 1  # the restart by which the fixture begins
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000 * S
+
+    def monotonic_ns(self) -> int:
+        return self.now
+
+    def time_ns(self) -> int:
+        return self.now
+
+
+class Place(Broker):
+    """A topic that is up in shared host 1, with the channels `a` and `b`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = Clock()
+        monkeypatch.setattr(topic_group, "time", self.clock)
+        super().__init__()
+        self.options.own_process = "busy"
+        self.options.share_after_s = 60.0
+        self.options.busy_at = 0.2
+        self.host = HostProcess(1, cast("Any", None), None, 1)
+        self.placed: list[tuple[int, int]] = []  # actors and ends of each request for a place
+        self.sent: list[tuple[Child, p.Hold, Any]] = []
+        self.send_order = lambda child, make, then, patience_s=0.0: self.sent.append(
+            (child, make(len(self.sent)), then)
+        )
+        self.group.load = topic_group.Load(0.2)
+        for name in "ab":
+            channel = self.child("channel", a_channel(name))
+            channel.data = {"settings": {}}
+            self.group.channels[name] = ChannelProcess(channel)
+        self.restart()
+
+    def place(self, title: str, actors: int, ends: int) -> HostProcess:
+        self.placed.append((actors, ends))
+        return self.host
+
+    def start(self, spec: Any, owner: Any = None, host: Any = None) -> Child:
+        child = super().start(spec, owner, host)
+        child.host = host
+        return child
+
+    def end(self, child: Child | None, failure: Failure | None = None) -> None:
+        assert child is not None
+        child.state, child.failure = "ended", failure
+        self.children.pop(child.spec.key, None)
+        self.group.died(child)
+
+    def come_up(self) -> None:
+        """Let all that starts come up."""
+        topic = self.group.topic
+        assert topic is not None
+        topic.state, topic.data = "up", {"channels": ["a", "b"], "alarms": ()}
+        self.group.born(topic)
+        self.group.tick()
+        for name in "ab":
+            channel = self.group.child(name)
+            assert channel is not None
+            channel.state, channel.data = "up", {"settings": {}}
+            self.group.born(channel)
+        self.group.tick()
+
+    def restart(self) -> None:
+        """Let the processes end as those of a host that was killed, and come up again."""
+        living = list(self.group.children())
+        for child in living:
+            child.state = "ended"
+            self.children.pop(child.spec.key, None)
+        for child in living:
+            self.group.died(child)
+        self.come_up()
+
+    def work(self, share: float) -> None:
+        """Let the topic take this share of a core for a second."""
+        topic = self.group.topic
+        assert topic is not None
+        key = topic.spec.key
+        self.cpu_ns = getattr(self, "cpu_ns", 0) + int(share * S)
+        self.group.load.add(key, self.cpu_ns - int(share * S), self.clock.now)
+        self.clock.now += S
+        self.group.load.add(key, self.cpu_ns, self.clock.now)
+        self.group.tick()
+
+    def answer(self, error: ZsqError | None = None) -> None:
+        """Answer all orders so far."""
+        sent, self.sent = self.sent, []
+        for _, order, then in sent:
+            then(None if error else p.Done(order.request, {}), error)
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Place:
+    made = Place(monkeypatch)
+    made.placed.clear()
+    made.started.clear()
+    return made
+
+
+LATE = ZsqError(E_CLOSING, "no answer in time")
+
+
+def test_a_busy_topic_moves_when_all_its_channels_are_held(place: Place) -> None:
+    place.work(0.1)
+    assert place.sent == []
+    place.work(0.3)
+    assert [order.is_over for _, order, _ in place.sent] == [False, False]
+    assert place.group.state is GroupState.UP, "it serves its clients until then"
+    place.answer()
+    assert place.group.state is GroupState.DOZING
+    assert [child.spec.kind for child in place.stopped] == ["channel", "channel"]
+    for name in "ab":
+        place.end(place.group.child(name))
+    place.end(place.group.topic)
+    assert place.group.state is GroupState.STARTING, "it does not wait for a request"
+    place.come_up()
+    assert place.placed == [], "it has processes of its own"
+    assert place.asleep == 0
+    assert place.mover is None
+
+
+def test_a_topic_stays_if_a_handler_still_works_and_tries_again_at_longer_times(
+    place: Place,
+) -> None:
+    for pause_s in (1, 2, 4):
+        place.work(0.3)
+        (_, _, then), (_, order, last) = place.sent
+        then(p.Done(0, {}), None)
+        last(None, LATE)
+        overs = place.sent[2:]
+        assert [order.is_over for _, order, _ in overs] == [True, True], "both channels go on"
+        assert place.group.state is GroupState.UP
+        assert place.mover is None, "another topic may move meanwhile"
+        place.sent.clear()
+        last(p.Done(order.request, {}), None)
+        assert place.group.state is GroupState.UP, "a late answer means nothing"
+        for _ in range(pause_s - 1):
+            place.work(0.3)
+            assert place.sent == []
+    assert place.host.is_left, "so its neighbours leave"
+
+
+def test_a_quiet_topic_leaves_a_host_with_a_busy_topic_that_cannot(place: Place) -> None:
+    place.work(0.0)
+    assert place.sent == []
+    place.host.is_left = True
+    place.work(0.0)
+    place.answer()
+    for name in "ab":
+        place.end(place.group.child(name))
+    place.end(place.group.topic)
+    place.come_up()
+    assert place.placed == [(3, 0)], "and shares another one"
+
+
+def test_one_topic_moves_at_a_time(place: Place) -> None:
+    place.mover = cast("Any", object())
+    place.work(0.5)
+    assert place.sent == []
+
+
+@pytest.mark.parametrize("what", ["ephemeral channel", "in memory"])
+def test_what_would_lose_messages_by_a_move_stays(place: Place, what: str) -> None:
+    if what == "in memory":
+        place.group.row = replace(place.group.row, number=0)
+    else:
+        place.group.channels[EPHEMERAL] = ChannelProcess(
+            place.child("channel", a_channel(EPHEMERAL))
+        )
+    place.work(0.5)
+    assert place.sent == []
+
+
+def test_a_topic_in_own_processes_shares_when_it_was_quiet_for_long(place: Place) -> None:
+    place.work(0.5)
+    place.answer()
+    for name in "ab":
+        place.end(place.group.child(name))
+    place.end(place.group.topic)
+    place.come_up()
+    place.work(0.5)
+    for _ in range(59):
+        place.work(0.0)
+        assert place.sent == []
+    place.work(0.0)
+    place.answer()
+    for name in "ab":
+        place.end(place.group.child(name))
+    place.end(place.group.topic)
+    assert place.placed == [(3, 0)]
+
+
+def test_an_unexplained_end_of_its_host_counts_for_the_place_and_not_as_a_failure(
+    place: Place,
+) -> None:
+    for ends in range(1, options.RESTARTS_MAX + 5):
+        place.restart()
+        assert place.placed == [(3, ends)]
+        place.placed.clear()
+    assert place.group.restarts.count == FIRST
+
+
+def test_an_end_that_another_topic_explains_changes_nothing(place: Place) -> None:
+    place.host.is_explained = True
+    place.restart()
+    assert place.placed == [(3, 0)]
+    assert place.group.restarts.count == FIRST
+
+
+@pytest.mark.parametrize("who", ["a", ""])
+def test_a_topic_that_ended_its_host_gets_its_own_processes(place: Place, who: str) -> None:
+    place.host.is_explained = True
+    failing = place.group.child(who)
+    assert failing is not None
+    failing.failure = Failure(Phase.RUN, "ValueError", "no")
+    place.restart()
+    assert place.placed == []
+    assert place.group.restarts.count == FIRST + 1
+    place.work(0.0)
+    for _ in range(100):
+        place.work(0.0)
+    assert place.sent == [], "and keeps them"
