@@ -19,6 +19,7 @@ from zsq.actors.gateways.nsq.subscription import (
     SubscriptionEvent,
     SubscriptionState,
 )
+from zsq.actors.gateways.nsq.trunks import Trunks
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.client.core.consumer_session import ALL
 from zsq.transport.nsq.wire import message_ids
@@ -34,8 +35,9 @@ class Consumer:
     def __init__(self, folder: Path) -> None:
         self.handed = 0
         self.refused: list[tuple[str, bytes]] = []
+        self.trunks = Trunks("gateway")
         self.subscription = Subscription(
-            f"ipc://{folder}", "t", "c", "me", 0, 900_000, 0, self._hand, lambda why: None,
+            self.trunks, f"ipc://{folder}", "t", "c", "me", 0, 900_000, 0, self._hand, lambda why: None,
             lambda verb, message_id: self.refused.append((verb, message_id)), lambda why: None,
         )  # fmt: skip
         self.session = self.subscription.session
@@ -64,6 +66,7 @@ def consuming_with(folder: Path, work: Callable[[Consumer], None]) -> None:
             work(consumer)
         finally:
             consumer.subscription.stop()
+            consumer.trunks.close()
 
     uvloop.run(run())
 
