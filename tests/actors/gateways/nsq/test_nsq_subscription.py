@@ -4,6 +4,7 @@ them, and for how long.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from zsq.actors.gateways.nsq.trunks import Trunks
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.client.core.consumer_session import ALL
 from zsq.transport.nsq.wire import message_ids
-from zsq.transport.wire.protocol import Answer, Deliver, Subscribed
+from zsq.transport.wire.protocol import Answer, Deliver, Fin, Subscribed
 
 MS = 1_000_000
 TIMEOUT_MS = 5_000
@@ -95,6 +96,36 @@ def test_messages_whose_lease_ended_are_no_longer_in_flight(
             "the client is told that they are not in flight"
         )
         assert not consumer.session.held
+
+    consuming_with(tmp_path, work)
+
+
+def test_messages_expire_by_themselves(tmp_path: Path) -> None:
+    """The time begins with the first message in flight."""
+
+    async def run() -> None:
+        consumer = Consumer(tmp_path)
+        block = with_place(pack([b"x"]), 0, 0)
+        consumer.session.on_word(Deliver(7, ((0, 1, 1),), 50), [block], time.monotonic_ns())
+        consumer.subscription.settle()
+        assert consumer.subscription.in_flight == 1
+        async with asyncio.timeout(10):
+            while consumer.subscription.in_flight:
+                await asyncio.sleep(0.01)
+        consumer.subscription.stop()
+        consumer.trunks.close()
+
+    uvloop.run(run())
+
+
+def test_finishes_are_not_confirmed_to_nsq_clients(tmp_path: Path) -> None:
+    """NSQ has no such answer, and each confirmation would cost a commit."""
+
+    def work(consumer: Consumer) -> None:
+        ids = consumer.deliver(7, 0, 2, time.monotonic_ns())
+        assert consumer.subscription.finish(ids) == []
+        assert list(consumer.session.collect()) == [Fin(0, 7, ())]
+        assert consumer.session.unconfirmed == 0
 
     consuming_with(tmp_path, work)
 
