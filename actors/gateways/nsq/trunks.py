@@ -136,6 +136,7 @@ class Trunk:
         self._events = 0  # all events so far, for new branches
         self._descriptor = -1
         self._outbox: list[list[Any]] = []
+        self._unused: asyncio.TimerHandle | None = None  # since the last branch has left
         self._is_open = True
         self._is_planned = False
         self._fds = int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
@@ -144,6 +145,8 @@ class Trunk:
             self._loop.call_soon(call)  # what came before is not seen otherwise
 
     def join(self, number: int, events: BranchEvents) -> Branch:
+        if self._unused is not None:
+            self._unused.cancel()
         branch = Branch(self, number, events, self._events)
         self._branches[b"%d" % number] = branch
         return branch
@@ -151,15 +154,16 @@ class Trunk:
     def leave(self, name: bytes) -> None:
         self._branches.pop(name, None)
         if not self._branches:
-            self._loop.call_later(UNUSED_S, self._end_unused)
+            self._unused = self._loop.call_later(UNUSED_S, self._end)
 
     def send(self, frames: list[Any]) -> None:
         """Send frames at the end of this turn of the loop, together with those of other links.
 
         The answers of many consumers wake ZeroMQ's thread and the peer once.
         """
-        self._outbox.append(frames)
-        self._plan()
+        if self._is_open:
+            self._outbox.append(frames)
+            self._plan()
 
     def _flush(self) -> None:
         """Send all frames. The pipe takes them, because it has no mark."""
@@ -178,13 +182,10 @@ class Trunk:
                 self._loop.remove_reader(fd)
             sockets.close(self._socket, self._monitor, LINGER_MS)
 
-    def _end_unused(self) -> None:
-        if not self._branches and self._is_open:
-            self._end()
-
     def _end(self) -> None:
-        self._on_over()
-        self.close()
+        if self._is_open:
+            self._on_over()
+            self.close()
 
     def _plan(self) -> None:
         if not self._is_planned:
