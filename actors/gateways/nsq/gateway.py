@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import logging
 import os
 import socket
@@ -58,7 +57,6 @@ BACKLOG: Final = 1_024
 OWNERS_MAX: Final = 1_000
 MPUB_HEAD_BYTES: Final = 8  # the count and the first size in the body of an MPUB
 ASK_S: Final = 10.0
-GARBAGE_COUNT: Final = 20_000  # the new objects after which Python looks for garbage in cycles
 DRAIN_S: Final = 2.0  # when the gateway stops, publishes have this time to be answered
 
 
@@ -106,8 +104,6 @@ class NsqGateway(AsyncActor[NsqStart]):
         )
 
     async def on_begin(self) -> dict[str, Any]:
-        # Messages, answers and publishes form no cycles. Connections do, and they are few.
-        gc.set_threshold(GARBAGE_COUNT)
         options = self.given.options
         self.options = options
         access = load_access(self.given.security.access_file)

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -24,7 +25,7 @@ from zsq.actors.gateways.nsq.trunks import Trunks
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.client.core.consumer_session import ALL
 from zsq.transport.nsq.wire import message_ids
-from zsq.transport.wire.protocol import Answer, Deliver, Fin, Subscribed
+from zsq.transport.wire.protocol import EXPIRED, Answer, Deliver, Fin, Subscribed
 
 MS = 1_000_000
 TIMEOUT_MS = 5_000
@@ -105,13 +106,14 @@ def test_messages_expire_by_themselves(tmp_path: Path) -> None:
 
     async def run() -> None:
         consumer = Consumer(tmp_path)
-        block = with_place(pack([b"x"]), 0, 0)
-        consumer.session.on_word(Deliver(7, ((0, 1, 1),), 50), [block], time.monotonic_ns())
+        expired: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        session = cast("Any", consumer.session)
+        session.requeue = lambda delivery, indexes, delay_ms: expired.set_result(delay_ms)
+        block = with_place(pack([b"x", b"y"]), 0, 0)
+        consumer.session.on_word(Deliver(7, ((0, 2, 1),), 1_000), [block], time.monotonic_ns())
         consumer.subscription.settle()
-        assert consumer.subscription.in_flight == 1
-        async with asyncio.timeout(10):
-            while consumer.subscription.in_flight:
-                await asyncio.sleep(0.01)
+        assert consumer.subscription.touch(message_ids([0])[0]), "so that the other one is returned"
+        assert await asyncio.wait_for(expired, 10) == EXPIRED
         consumer.subscription.stop()
         consumer.trunks.close()
 
