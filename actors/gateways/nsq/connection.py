@@ -42,6 +42,7 @@ from .intake import Intake
 from .local_parts import LocalParts
 from .permits import Permits
 from .subscription import Subscription
+from .trunks import Trunks
 
 _Told = TypeVar("_Told")
 log = logging.getLogger("zsq")
@@ -69,6 +70,7 @@ class Gateway(Protocol):
     intake: Intake
     local_parts: LocalParts
     permits: Permits
+    trunks: Trunks
     gatherer: Gatherer
     paused: dict[Connection, None]  # connections that read again when publishes are answered
 
@@ -409,8 +411,9 @@ class Connection(asyncio.Protocol):
             return
         self._label = label_of(identity.client_id or identity.hostname, self.remote)
         self.subscription = Subscription(
-            self.gateway.url, topic, channel, self._label, identity.msg_timeout_ms, self.gateway.limits.max_msg_timeout_ms,
-            identity.sample_rate, self.session.on_messages, self._then_look(answer), self.session.on_refused, self._lost,
+            self.gateway.trunks, self.gateway.url, topic, channel, self._label, identity.msg_timeout_ms,
+            self.gateway.limits.max_msg_timeout_ms, identity.sample_rate, self.session.on_messages,
+            self._then_look(answer), self.session.on_refused, self._lost,
             {"user": self.session.authorized.identity if self.session.authorized else "", "from": self.remote_ip, "via": "nsq"},
             self.gateway.local_parts.of,
         )  # fmt: skip

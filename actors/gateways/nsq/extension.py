@@ -15,6 +15,11 @@ from ...settings.starts import ActorStart, DoorStart
 NsqStart = DoorStart[NsqOptions]
 
 
+def trunk_name(key: int) -> str:
+    """Return the name by which topics and channels know this gateway's trunks."""
+    return f"nsq-gateway-{key}"
+
+
 class NsqDoor(OptionsDoor[NsqOptions]):
     options_class = NsqOptions
     kind = "nsq_gateway"
@@ -42,6 +47,9 @@ class NsqDoor(OptionsDoor[NsqOptions]):
         assert isinstance(start, DoorStart)
         is_asked = start.options.lookupd_tcp_addresses or options.cluster
         return p.LookAtNames if is_asked else None
+
+    def name_for_topics(self, key: int) -> str:
+        return trunk_name(key)
 
     def with_lookupds(self, options: ServeOptions, addresses: tuple[str, ...]) -> ServeOptions:
         nsq = options.of(NsqOptions)

@@ -43,20 +43,17 @@ from ..shared.auth import AccessAuthenticator, Authenticator, load_access
 from ..shared.gatherer import Gatherer
 from ..shared.node import node_of
 from .connection import Connection
-from .extension import NsqStart
+from .extension import NsqStart, trunk_name
 from .intake import Intake
 from .local_parts import LocalParts
 from .permits import Permits
 from .registration import Discovery, Registrar
 from .subscription import Subscription
+from .trunks import Trunks
 
 log = logging.getLogger("zsq")
 
 BACKLOG: Final = 1_024
-# Each link uses 3 of the process's 16,384 ZeroMQ sockets: 1 for itself, 2 for its monitor. A
-# subscription has a link. If its topic has parts, it has one for each part here, and one more for a
-# moment each minute.
-LINKS_MAX: Final = 4_000
 OWNERS_MAX: Final = 1_000
 MPUB_HEAD_BYTES: Final = 8  # the count and the first size in the body of an MPUB
 ASK_S: Final = 10.0
@@ -119,6 +116,7 @@ class NsqGateway(AsyncActor[NsqStart]):
         self.paused: dict[Connection, None] = {}
         self.intake = Intake(self.loop, self.connections)
         self.accepted = self.turned_away = 0
+        self.trunks = Trunks(trunk_name(self.key))
         self.gatherer = Gatherer(self.url, self._on_answered, via="nsq")
         self._tls = context_of(options.tls)
         self.permits = Permits(
@@ -198,11 +196,6 @@ class NsqGateway(AsyncActor[NsqStart]):
 
     def refuses(self, topic: str, channel: str) -> str:
         """Return the reason why no more consumers may subscribe to the channel, or ""."""
-        if sum(subscription.links for subscription in self._subscriptions()) >= LINKS_MAX:
-            return (
-                f"this gateway has {LINKS_MAX} links of consumers to channels already, which is "
-                "the limit"
-            )
         most = self.limits.max_channel_consumers
         if most:
             consumers = sum(
@@ -321,6 +314,7 @@ class NsqGateway(AsyncActor[NsqStart]):
             for connection in list(self.connections):  # also one that was accepted just now
                 connection.close()
             await asyncio.sleep(0.01)
+        self.trunks.close()
         await self.local_parts.close()
         await self._asking.close()
         await self.permits.close()

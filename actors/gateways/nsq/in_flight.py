@@ -12,9 +12,8 @@ times are passed in.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import repeat, takewhile
 from typing import Final
 
 from ....transport.client.core.consumer_session import ALL, EVERY, ConsumerSession, LeasedBlock
@@ -92,7 +91,8 @@ class InFlight:
         self._max_msg_timeout_ms = max_msg_timeout_ms
         self._on_gone = on_gone
         self._held: dict[bytes, HeldDelivery] = {}
-        self._deliveries: deque[HeldDelivery] = deque()  # in the order of their deadlines
+        # The deliveries with messages in flight, in the order of their deadlines.
+        self._deliveries: dict[HeldDelivery, None] = {}
         self._requeued: dict[bytes, None] = {}  # the ids whose last answer was REQ
 
     def __len__(self) -> int:
@@ -104,8 +104,13 @@ class InFlight:
     def add(self, delivery: LeasedBlock) -> HeldDelivery:
         held = HeldDelivery(delivery)
         self._held.update(dict.fromkeys(held.ids, held))
-        self._deliveries.append(held)
+        self._deliveries[held] = None
         return held
+
+    @property
+    def due_ns(self) -> int:
+        """The first deadline, or FAR_NS if no message is in flight."""
+        return next((held.deadline_ns for held in self._deliveries), FAR_NS)
 
     def clear(self) -> None:
         """Forget all messages, because their leases ended."""
@@ -115,11 +120,11 @@ class InFlight:
 
     def forget(self, session: ConsumerSession) -> None:
         """Forget the messages of a part, because their leases ended with its link."""
-        for held in self._deliveries:
+        for held in list(self._deliveries):
             if held.session is session:
                 for message_id in self._left_of(held):
                     del self._held[message_id]
-        self._deliveries = deque(held for held in self._deliveries if held.session is not session)
+                del self._deliveries[held]
 
     # Answers of the client
 
@@ -167,6 +172,8 @@ class InFlight:
     def _gone(self, held: HeldDelivery, count: int) -> None:
         """Note that so many messages of the delivery are no longer in flight."""
         held.left -= count
+        if not held.left:
+            self._deliveries.pop(held, None)
         self._on_gone(held.session, count)
 
     # Refusals of the channel
@@ -219,22 +226,13 @@ class InFlight:
         Return True if there are such messages.
         """
         has_expired = False
-        later: list[HeldDelivery] = []
-        while self._deliveries and (
-            not self._deliveries[0].left or self._deliveries[0].deadline_ns <= now_ns
-        ):
-            held = self._deliveries.popleft()
-            if not held.left:
-                continue
+        for held in list(takewhile(lambda held: held.deadline_ns <= now_ns, self._deliveries)):
             if held.touched:
                 has_expired |= self._expire_touched(held, now_ns)
             elif held.deadline_ns + LATE_NS <= now_ns:
                 self._drop(held, self._left_of(held))
-            if held.left:
-                later.append(held)
-        if later:
-            deliveries = sorted((*later, *self._deliveries), key=lambda held: held.deadline_ns)
-            self._deliveries = deque(deliveries)
+        deliveries = sorted(self._deliveries, key=lambda held: held.deadline_ns)
+        self._deliveries = dict.fromkeys(deliveries)
         return has_expired
 
     def _expire_touched(self, held: HeldDelivery, now_ns: int) -> bool:

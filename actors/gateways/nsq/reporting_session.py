@@ -40,6 +40,13 @@ class ReportingSession(ConsumerSession):
             if len(self.answered) > ANSWERED_MAX:
                 del self.answered[next(iter(self.answered))]
 
+    def _fin(self, delivery: LeasedBlock, indexes: Sequence[int], request: int) -> None:
+        """Finish messages. Nobody asks whether the finishes are committed, so nobody must confirm
+        it.
+        """
+        super()._fin(delivery, indexes, request)
+        self.unconfirmed = 0
+
     def lower_ready(self, ready: int) -> Confirm:
         """Lower the credit. When the Confirm is done, all deliveries above it have arrived.
 

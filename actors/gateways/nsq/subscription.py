@@ -31,6 +31,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import Final, NamedTuple, cast
 
 from ....transport.client.core.confirm import Confirm
@@ -39,6 +40,7 @@ from ....transport.client.core.subscription import ConsumerEngine
 from ....transport.client.link.timeouts import FAR_NS
 from ....transport.errors import E_TIMEOUT
 from ....transport.nsq.wire import encode_messages
+from ....transport.system import EventSet
 from ....transport.units import NS_PER_S
 from ....transport.wire.address import Address
 from ....transport.wire.protocol import Spread
@@ -47,8 +49,9 @@ from ..shared.gatherer import SettledTurner
 from .in_flight import InFlight
 from .ready_shares import ReadyShares
 from .reporting_session import ReportingSession
+from .trunks import BranchEvents, Trunks
 
-_SWEEP_S: Final = 0.25
+_SWEEP_S: Final = 0.25  # the shortest time between two looks for expired messages
 # The longest time that a topic may take to start. Clients give up a silent connection after a
 # minute.
 SUB_S: Final = 30.0
@@ -79,12 +82,14 @@ class Subscription:
     `here` returns the numbers of these parts, or None if they are not known yet. `hand` is called
     with frames for the client and the number of messages in them. `answer` is called once, with ""
     when the subscription is open or with the reason why it failed. `lost` is called with the reason
-    if an open subscription ends. `open_s`: the time in which the channel must accept.
+    if an open subscription ends. `trunks` are the connections that it shares with others. `open_s`:
+    the time in which the channel must accept.
     """
 
     def __init__(
-        self, url: str, topic: str, channel: str, label: str, msg_timeout_ms: int, max_msg_timeout_ms: int, sample_rate: int,
-        hand: Callable[[bytes, int], None], answer: Callable[[str], None], refused: Refused, lost: Callable[[str], None],
+        self, trunks: Trunks, url: str, topic: str, channel: str, label: str, msg_timeout_ms: int,
+        max_msg_timeout_ms: int, sample_rate: int, hand: Callable[[bytes, int], None],
+        answer: Callable[[str], None], refused: Refused, lost: Callable[[str], None],
         by: Mapping[str, str] = NOBODY, here: Callable[[Spread], Collection[int] | None] = lambda spread: (),
         open_s: float = SUB_S,
     ) -> None:  # fmt: skip
@@ -93,8 +98,10 @@ class Subscription:
         self.state = SubscriptionState.OPENING
         self._options = msg_timeout_ms, label, sample_rate
         self.session = self._new_session()
+        events = BranchEvents()
         self.engine = ConsumerEngine(
             Address(url, True, None, by), topic, channel, self.session, None, {}, lambda count: self._new_session(), here,
+            partial(trunks.connect, events), cast("EventSet", events),
         )  # fmt: skip
         self.engine.on_void = self._void
         self.engine.on_part_void = self._void_part
@@ -111,7 +118,7 @@ class Subscription:
         self._turner = SettledTurner(self.engine, self.settle)
         self.engine.start()
         self._turner.settle()
-        self._sweeper = self.loop.call_later(_SWEEP_S, self.sweep)
+        self._sweeper: asyncio.TimerHandle | None = None  # while messages are in flight
         self._open_s = open_s
         self._late = self.loop.call_later(open_s, self.on_late)
 
@@ -205,7 +212,8 @@ class Subscription:
         self._end()
 
     def _end(self) -> None:
-        self._sweeper.cancel()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         self._late.cancel()
         if self._sharer is not None:
             self._sharer.cancel()
@@ -221,11 +229,6 @@ class Subscription:
             return None
         numbers = (leg.session.part for leg in self.engine.legs)
         return frozenset(number for number in numbers if number is not None)
-
-    @property
-    def links(self) -> int:
-        """The number of links that it uses."""
-        return len(self.engine.links)
 
     def look_for_parts(self) -> None:
         """Ask for the parts of the topic, because they may have changed."""
@@ -331,6 +334,8 @@ class Subscription:
             delivery = arrived.popleft()
             block = delivery.block
             held = self.messages.add(delivery)
+            if self._sweeper is None:
+                self._sweep_later()
             times = block.times
             bodies = cast("list[bytes]", block.body.values())
             self._hand(
@@ -357,11 +362,20 @@ class Subscription:
 
     def sweep(self) -> None:
         """Forget messages whose deadline is over."""
-        self._sweeper.cancel()
-        self._sweeper = self.loop.call_later(_SWEEP_S, self.sweep)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
         if self.messages.expire(time.monotonic_ns()):
             self._plan()
         self._share()
+        self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        """Sweep at the first deadline. Without messages in flight, no timer runs."""
+        due_ns = self.messages.due_ns
+        if due_ns != FAR_NS:
+            wait_s = max(_SWEEP_S, (due_ns - time.monotonic_ns()) / NS_PER_S)
+            self._sweeper = self.loop.call_later(wait_s, self.sweep)
 
 
 class SubscriptionStep(NamedTuple):

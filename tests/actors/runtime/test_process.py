@@ -12,6 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from zsq.actors.runtime.process import private_bytes
+
+MIB = 1 << 20
+
 PROGRAM = """
 import os, signal, sys
 from zsq.actors.runtime.process import die_with_parent
@@ -120,3 +124,12 @@ def test_the_limit_of_open_files_is_raised_as_far_as_permitted() -> None:
         subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
         == b"True\n"
     )
+
+
+def test_private_memory_is_counted_again_when_the_process_grows() -> None:
+    before = private_bytes()
+    assert private_bytes() == before
+    assert abs(private_bytes(os.getpid()) - before) < 4 * MIB
+    more = bytearray(os.urandom(32 * MIB))
+    assert private_bytes() - before > 24 * MIB
+    del more

@@ -35,11 +35,13 @@ from ...errors import (
 )
 from ...names import check_name, part_name, part_of
 from ...settings import CHANNEL
+from ...system import EventSet
 from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Bye, Recall, Spread, Wire
 from ...wire.spread import PARTS_ASKED_NS, HasParts
+from ..link.connection import LinkConnection
 from ..link.engine import Engine, Steps
 from ..link.link import AGAIN, Link
 from ..link.reaction import Reaction
@@ -236,8 +238,10 @@ class ConsumerEngine(Engine):
         settings: Mapping[str, object],
         of_part: Callable[[int], ConsumerSession] | None = None,
         chosen: Chosen | None = None,
+        connect: Callable[..., LinkConnection] = LinkConnection,
+        events: EventSet | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(None, connect, events)
         self.farewell_ms = FAREWELL_MS
         self.rotation = Rotation(address)
         self.wanted_heartbeat_ms = heartbeat_ms  # None: the default of each address

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from ...resolver import Resolver
-from ...system import Ready
+from ...system import EventSet, Ready
 from ...wire.address import Address
 from ...wire.addresses import Rotation
 from .connection import LinkConnection
@@ -58,9 +58,12 @@ class Engine(LinkHost):
     farewell_ms = BYE_LINGER_MS  # how long a closed client may still send its last messages
 
     def __init__(
-        self, names: Resolver | None = None, connect: Callable[..., LinkConnection] = LinkConnection
+        self,
+        names: Resolver | None = None,
+        connect: Callable[..., LinkConnection] = LinkConnection,
+        events: EventSet | None = None,
     ) -> None:
-        super().__init__(names, connect)
+        super().__init__(names, connect, events)
         self.links: list[Link] = []
         self.turns = 0
         self.waiters: list[Waiter] = []

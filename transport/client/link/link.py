@@ -574,7 +574,8 @@ class Link:
         self._attempt.sent_ns = now_ns
         if self._watch is not None:
             self._watch.sent(now_ns)
-        self.host.sooner(now_ns + ASK_NS)
+        if self.expects():
+            self.host.sooner(now_ns + ASK_NS)
         if self.rotation.several:
             self.host.sooner(now_ns + SCOUT_LOOK_NS)
         if not self._connection.send(frames):
@@ -801,6 +802,7 @@ class Link:
         if self._watch is not None:
             self._watch.beat(now_ns)
             self.send(_BEAT, now_ns)
+            self.host.sooner(now_ns + ASK_NS)
 
 
 _ACTIONS: Final[dict[LinkAction, Callable[[Link, int], object]]] = {

@@ -21,12 +21,16 @@ class LinkHost(ABC):
     """The descriptors and the next timer of a client's links, and what they know of the broker.
 
     - `connect`: Makes a connection to an endpoint.
+    - `events`: The set of the connections' descriptors.
     """
 
     patience_ns: Final = 1 * S  # how long to wait before a missing broker is reported
 
     def __init__(
-        self, names: Resolver | None = None, connect: Callable[..., LinkConnection] = LinkConnection
+        self,
+        names: Resolver | None = None,
+        connect: Callable[..., LinkConnection] = LinkConnection,
+        events: EventSet | None = None,
     ) -> None:
         self.names = names or resolver()
         self.connect = connect
@@ -36,7 +40,7 @@ class LinkHost(ABC):
         # before.
         self.hasty = False
         self.tells = False  # if True, the log says that a caller waits for a broker
-        self.events = EventSet()
+        self.events = EventSet() if events is None else events
         self.due_ns = FAR_NS  # no timer is due before this time
         self._readers: dict[int, Callable[[int], object]] = {}
 

@@ -13,6 +13,7 @@ import uvloop
 
 from zsq.actors.gateways.nsq.registration import Discovery
 from zsq.actors.gateways.nsq.subscription import Subscription
+from zsq.actors.gateways.nsq.trunks import Trunks
 from zsq.transport.errors import E_EXISTS, UsageError
 
 
@@ -110,7 +111,9 @@ def test_a_new_topic_gets_the_channels_that_it_has_on_other_nodes() -> None:
 def test_a_sub_without_an_answer_times_out(tmp_path: Path) -> None:
     async def run() -> None:
         said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        trunks = Trunks("gateway")
         one = Subscription(
+            trunks,
             f"ipc://{tmp_path}",
             "t",
             "c",
@@ -128,6 +131,7 @@ def test_a_sub_without_an_answer_times_out(tmp_path: Path) -> None:
             "E_TIMEOUT channel t/c was not ready within 0.05 s"
         )
         one.stop()
+        trunks.close()
 
     uvloop.run(run())
 

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
-from zsq.actors.gateways.nsq import gateway as module
 from zsq.actors.gateways.nsq.connection import Connection as RealConnection
 from zsq.actors.gateways.nsq.gateway import NsqGateway, limits_of
 from zsq.actors.gateways.nsq.intake import Intake
@@ -19,11 +16,9 @@ from zsq.transport.nsq.limits import NsqLimits
 
 
 class Connection:
-    def __init__(self, place: tuple[str, str] | None, links: int = 1) -> None:
+    def __init__(self, place: tuple[str, str] | None) -> None:
         self.subscription = (
-            None
-            if place is None
-            else SimpleNamespace(topic=place[0], channel=place[1], links=links)
+            None if place is None else SimpleNamespace(topic=place[0], channel=place[1])
         )
 
 
@@ -37,24 +32,6 @@ def gateway_with(limits: NsqLimits, *consumers: tuple[str, str] | None) -> NsqGa
 def loop() -> Any:
     """Return a loop that calls nothing."""
     return SimpleNamespace(call_soon=lambda _: None, call_later=lambda *_: None)
-
-
-@pytest.fixture(autouse=True)
-def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LINKS_MAX", 3)
-
-
-def test_more_consumers_than_there_are_sockets_are_refused() -> None:
-    """A SUB that gets no socket would wait for ever."""
-    assert gateway_with(NsqLimits(), ("t", "c"), ("t", "c"), None, None).refuses("t", "c") == ""
-    made = gateway_with(NsqLimits(), ("t", "c"), ("t", "d"), ("u", "c"))
-    assert "3 links of consumers" in made.refuses("t", "c")
-
-
-def test_a_consumer_counts_with_its_links_to_the_parts_of_its_topic() -> None:
-    made = gateway_with(NsqLimits())
-    made.connections = cast("Any", {Connection(("t", "c"), links=3): None})
-    assert "3 links of consumers" in made.refuses("t", "c")
 
 
 def test_a_consumer_over_the_limit_of_its_channel_is_refused() -> None:

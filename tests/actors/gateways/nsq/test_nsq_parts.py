@@ -16,6 +16,7 @@ import uvloop
 from zsq.actors.gateways.nsq.in_flight import LATE_NS
 from zsq.actors.gateways.nsq.local_parts import LocalParts, parts_by_topic
 from zsq.actors.gateways.nsq.subscription import Subscription
+from zsq.actors.gateways.nsq.trunks import Trunks
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.client.core.consumer_session import ALL, ConsumerSession
 from zsq.transport.client.core.subscription import Leg
@@ -52,8 +53,9 @@ class Consumer:
         self.lost: list[str] = []
         self.handed = 0
         self.refused: list[tuple[str, bytes]] = []
+        self.trunks = Trunks("gateway")
         self.subscription = Subscription(
-            f"ipc://{folder}", "t", "c", "me", 0, 900_000, 0, self._hand, self.answers.append,
+            self.trunks, f"ipc://{folder}", "t", "c", "me", 0, 900_000, 0, self._hand, self.answers.append,
             lambda verb, message_id: self.refused.append((verb, message_id)), self.lost.append,
             here=lambda spread: [number for number, _ in spread.parts],
         )  # fmt: skip
@@ -67,6 +69,10 @@ class Consumer:
 
     def _hand(self, frames: bytes, count: int) -> None:
         self.handed += count
+
+    def stop(self) -> None:
+        self.subscription.stop()
+        self.trunks.close()
 
     def open(self, leg: Leg) -> None:
         asked = leg.session.begin(1_000)
@@ -110,7 +116,7 @@ def consuming_with(
         try:
             work(consumer)
         finally:
-            consumer.subscription.stop()
+            consumer.stop()
 
     uvloop.run(run())
 
@@ -240,7 +246,6 @@ def test_turns_end_by_themselves(tmp_path: Path) -> None:
 
     async def run() -> None:
         consumer = Consumer(tmp_path, 2, 1)
-        consumer.subscription._sweeper.cancel()
         consumer.subscription._turner._found = lambda: None  # the links cannot reach anything
         moved = asyncio.Event()
         session = cast("Any", consumer.session(0))
@@ -252,7 +257,7 @@ def test_turns_end_by_themselves(tmp_path: Path) -> None:
 
         session.lower_ready = lowered
         await asyncio.wait_for(moved.wait(), 10)
-        consumer.subscription.stop()
+        consumer.stop()
 
     uvloop.run(run())
 
@@ -297,7 +302,6 @@ def test_a_consumer_without_parts_is_accepted(tmp_path: Path) -> None:
     def work(consumer: Consumer) -> None:
         assert consumer.answers == [""]
         assert consumer.subscription.parts == frozenset()
-        assert consumer.subscription.links == 1
 
     consuming_with(tmp_path, work, parts=0, ready=4)
 
@@ -308,8 +312,9 @@ def test_a_part_that_does_not_start_does_not_keep_the_others_from_the_client(
 ) -> None:
     async def run() -> None:
         answers: list[str] = []
+        trunks = Trunks("gateway")
         subscription = Subscription(
-            f"ipc://{tmp_path}", "t", "c", "me", 0, 900_000, 0, lambda *_: None, answers.append,
+            trunks, f"ipc://{tmp_path}", "t", "c", "me", 0, 900_000, 0, lambda *_: None, answers.append,
             lambda *_: None, lambda why: None, here=lambda spread: [0, 1],
         )  # fmt: skip
         subscription.engine.legs[0].on_refused(HasParts(spread(2)))
@@ -322,6 +327,7 @@ def test_a_part_that_does_not_start_does_not_keep_the_others_from_the_client(
         for leg in subscription.engine.legs:
             leg.link.state = cast("Any", type(leg.link.state).IDLE)
         subscription.stop()
+        trunks.close()
 
     uvloop.run(run())
 

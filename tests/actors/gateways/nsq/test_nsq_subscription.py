@@ -4,9 +4,11 @@ them, and for how long.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -19,10 +21,11 @@ from zsq.actors.gateways.nsq.subscription import (
     SubscriptionEvent,
     SubscriptionState,
 )
+from zsq.actors.gateways.nsq.trunks import Trunks
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.client.core.consumer_session import ALL
 from zsq.transport.nsq.wire import message_ids
-from zsq.transport.wire.protocol import Answer, Deliver, Subscribed
+from zsq.transport.wire.protocol import EXPIRED, Answer, Deliver, Fin, Subscribed
 
 MS = 1_000_000
 TIMEOUT_MS = 5_000
@@ -34,8 +37,9 @@ class Consumer:
     def __init__(self, folder: Path) -> None:
         self.handed = 0
         self.refused: list[tuple[str, bytes]] = []
+        self.trunks = Trunks("gateway")
         self.subscription = Subscription(
-            f"ipc://{folder}", "t", "c", "me", 0, 900_000, 0, self._hand, lambda why: None,
+            self.trunks, f"ipc://{folder}", "t", "c", "me", 0, 900_000, 0, self._hand, lambda why: None,
             lambda verb, message_id: self.refused.append((verb, message_id)), lambda why: None,
         )  # fmt: skip
         self.session = self.subscription.session
@@ -64,6 +68,7 @@ def consuming_with(folder: Path, work: Callable[[Consumer], None]) -> None:
             work(consumer)
         finally:
             consumer.subscription.stop()
+            consumer.trunks.close()
 
     uvloop.run(run())
 
@@ -92,6 +97,37 @@ def test_messages_whose_lease_ended_are_no_longer_in_flight(
             "the client is told that they are not in flight"
         )
         assert not consumer.session.held
+
+    consuming_with(tmp_path, work)
+
+
+def test_messages_expire_by_themselves(tmp_path: Path) -> None:
+    """The time begins with the first message in flight."""
+
+    async def run() -> None:
+        consumer = Consumer(tmp_path)
+        expired: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        session = cast("Any", consumer.session)
+        session.requeue = lambda delivery, indexes, delay_ms: expired.set_result(delay_ms)
+        block = with_place(pack([b"x", b"y"]), 0, 0)
+        consumer.session.on_word(Deliver(7, ((0, 2, 1),), 1_000), [block], time.monotonic_ns())
+        consumer.subscription.settle()
+        assert consumer.subscription.touch(message_ids([0])[0]), "so that the other one is returned"
+        assert await asyncio.wait_for(expired, 10) == EXPIRED
+        consumer.subscription.stop()
+        consumer.trunks.close()
+
+    uvloop.run(run())
+
+
+def test_finishes_are_not_confirmed_to_nsq_clients(tmp_path: Path) -> None:
+    """NSQ has no such answer, and each confirmation would cost a commit."""
+
+    def work(consumer: Consumer) -> None:
+        ids = consumer.deliver(7, 0, 2, time.monotonic_ns())
+        assert consumer.subscription.finish(ids) == []
+        assert list(consumer.session.collect()) == [Fin(0, 7, ())]
+        assert consumer.session.unconfirmed == 0
 
     consuming_with(tmp_path, work)
 

@@ -245,6 +245,21 @@ def test_a_late_answer_is_asked_for_and_a_busy_broker_is_known_by_its_heartbeats
     assert (link.why(), link.late_since(60 * S)) == ("", FAR_NS)
 
 
+def test_a_link_looks_for_an_answer_only_if_one_is_due(engine: FakeEngine) -> None:
+    """Hundreds of consumers that confirm nothing would else wake half a second after each send."""
+    link = greeted(engine)
+    link.expects = lambda: False
+    engine.due_ns = FAR_NS
+    link.send([b"", encode(Beat())], 2 * S)
+    assert engine.due_ns == FAR_NS
+    link.beat(3 * S)
+    assert engine.due_ns == 3 * S + ASK_NS, "a heartbeat is always answered"
+    engine.due_ns = FAR_NS
+    link.expects = lambda: True
+    link.send([b"", encode(Beat())], 4 * S)
+    assert engine.due_ns == 4 * S + ASK_NS
+
+
 def test_heartbeats_are_counted_from_the_greeting_of_a_link_that_sends_nothing_more(
     engine: FakeEngine,
 ) -> None:
