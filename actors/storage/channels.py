@@ -549,14 +549,18 @@ class Channels:
         if self.owners.get(channel) != mail.envelope:
             raise Refused(E_CLOSING, f"channel {channel!r} has another owner now")
 
-    def pause(self, is_paused: bool, then: Callable[[int], None]) -> None:
-        """Set or remove the visible end (-1), and call `then` with it after the commit."""
+    def pause(self, is_paused: bool, then: Callable[[int], None]) -> int:
+        """Set or remove the visible end (-1), and call `then` with it after the commit.
+
+        Return it at once, too: from now on channels cannot read beyond it.
+        """
         self._state.check_space()
         if not is_paused or self.visible_end < 0:  # pausing twice does not move the end
             self.visible_end = self._log.end if is_paused else -1
         self._state.batch.paused_end = self.visible_end
         self._state.cover(self.visible_end)
         self._state.then(partial(then, self.visible_end))
+        return self.visible_end
 
     def empty(self, then: Callable[[int, int], None]) -> None:
         """Clear what waits for a first channel. Call `then` with the range that waits behind a

@@ -446,12 +446,12 @@ class StorageActor:
             self._shortage.refused(error, len(blocks), time.monotonic_ns())
             raise Refused(E_DISK_FULL, str(error)) from error
 
-    def pause(self, is_paused: bool, then: Callable[[int], None]) -> None:
+    def pause(self, is_paused: bool, then: Callable[[int], None]) -> int:
         """Set the end up to which channels may see messages, or remove it.
 
-        `then` is called with that end (-1: no limit) after the commit.
+        `then` is called with that end (-1: no limit) after the commit. It is returned, too.
         """
-        self._channels.pause(is_paused, then)
+        return self._channels.pause(is_paused, then)
 
     def empty(self, then: Callable[[int, int], None]) -> None:
         """Clear the messages that wait for a first channel.

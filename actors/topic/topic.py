@@ -288,7 +288,11 @@ class TopicActor(Actor[TopicStart]):
         self._closings.append(p.Done(message.request, {}))
 
     def pause(self, message: p.SetPaused) -> None:
-        self.storage.pause(message.is_paused, partial(self._pause_moved, message.request))
+        end = self.storage.pause(message.is_paused, partial(self._pause_moved, message.request))
+        if message.is_paused:
+            # If channels got messages beyond this end until the commit, they could not read them
+            # again, and would ask for them without end.
+            self.fanout.visible_end = end
 
     def empty(self, message: p.EmptyTopic) -> None:
         self.storage.empty(

@@ -93,8 +93,9 @@ class FakeStorage:
             raise self.refusal
         self.delayed.append((request, blocks, delays_ms))
 
-    def pause(self, is_paused: bool, then: Callable[[int], None]) -> None:
+    def pause(self, is_paused: bool, then: Callable[[int], None]) -> int:
         self.orders.append(("pause", is_paused, then))
+        return 5 if is_paused else -1
 
     def empty(self, then: Callable[[int, int], None]) -> None:
         self.orders.append(("empty", then))

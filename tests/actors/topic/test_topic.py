@@ -167,10 +167,13 @@ def test_an_order_is_answered_when_storage_has_committed_it(shell: Shell) -> Non
     shell.hear("supervisor", p.EmptyTopic(2))
     shell.hear("supervisor", p.MovePause(3, 9))
     assert wire.take() == []
-    (pause, empty, move_pause) = shell.storage.orders
+    (pause, empty, move_pause) = list(shell.storage.orders)
     assert (pause[:2], move_pause[:2]) == (("pause", True), ("move_pause", 9))
+    assert shell.topic.fanout.visible_end == 5, "channels get nothing that they cannot read again"
     pause[-1](5)
     assert shell.topic.fanout.visible_end == 5
+    shell.hear("supervisor", p.SetPaused(4, False))
+    assert shell.topic.fanout.visible_end == 5, "until it is committed that the pause is over"
     empty[-1](5, 9)
     move_pause[-1](9)
     assert wire.take() == [

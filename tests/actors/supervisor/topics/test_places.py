@@ -12,6 +12,7 @@ from support.group import Broker, a_channel
 from support.group import C as EPHEMERAL
 
 from zsq.actors.runtime.child import Failure, Phase
+from zsq.actors.runtime.placement import Load
 from zsq.actors.runtime.process_table import Child, HostProcess
 from zsq.actors.settings import options
 from zsq.actors.statistics.broker_view import ChannelProcess, GroupState
@@ -50,7 +51,7 @@ class Place(Broker):
         self.send_order = lambda child, make, then, patience_s=0.0: self.sent.append(
             (child, make(len(self.sent)), then)
         )
-        self.group.load = topic_group.Load(0.2)
+        self.group.load = Load(0.2)
         for name in "ab":
             channel = self.child("channel", a_channel(name))
             channel.data = {"settings": {}}
@@ -66,11 +67,14 @@ class Place(Broker):
         child.host = host
         return child
 
-    def end(self, child: Child | None, failure: Failure | None = None) -> None:
+    def gone(self, child: Child | None) -> None:
         assert child is not None
-        child.state, child.failure = "ended", failure
+        child.state = "ended"
         self.children.pop(child.spec.key, None)
         self.group.died(child)
+
+    def state(self) -> GroupState:
+        return self.group.state
 
     def come_up(self) -> None:
         """Let all that starts come up."""
@@ -130,14 +134,14 @@ def test_a_busy_topic_moves_when_all_its_channels_are_held(place: Place) -> None
     assert place.sent == []
     place.work(0.3)
     assert [order.is_over for _, order, _ in place.sent] == [False, False]
-    assert place.group.state is GroupState.UP, "it serves its clients until then"
+    assert place.state() is GroupState.UP, "it serves its clients until then"
     place.answer()
-    assert place.group.state is GroupState.DOZING
+    assert place.state() is GroupState.DOZING
     assert [child.spec.kind for child in place.stopped] == ["channel", "channel"]
     for name in "ab":
-        place.end(place.group.child(name))
-    place.end(place.group.topic)
-    assert place.group.state is GroupState.STARTING, "it does not wait for a request"
+        place.gone(place.group.child(name))
+    place.gone(place.group.topic)
+    assert place.state() is GroupState.STARTING, "it does not wait for a request"
     place.come_up()
     assert place.placed == [], "it has processes of its own"
     assert place.asleep == 0
@@ -154,11 +158,11 @@ def test_a_topic_stays_if_a_handler_still_works_and_tries_again_at_longer_times(
         last(None, LATE)
         overs = place.sent[2:]
         assert [order.is_over for _, order, _ in overs] == [True, True], "both channels go on"
-        assert place.group.state is GroupState.UP
+        assert place.state() is GroupState.UP
         assert place.mover is None, "another topic may move meanwhile"
         place.sent.clear()
         last(p.Done(order.request, {}), None)
-        assert place.group.state is GroupState.UP, "a late answer means nothing"
+        assert place.state() is GroupState.UP, "a late answer means nothing"
         for _ in range(pause_s - 1):
             place.work(0.3)
             assert place.sent == []
@@ -172,8 +176,8 @@ def test_a_quiet_topic_leaves_a_host_with_a_busy_topic_that_cannot(place: Place)
     place.work(0.0)
     place.answer()
     for name in "ab":
-        place.end(place.group.child(name))
-    place.end(place.group.topic)
+        place.gone(place.group.child(name))
+    place.gone(place.group.topic)
     place.come_up()
     assert place.placed == [(3, 0)], "and shares another one"
 
@@ -200,8 +204,8 @@ def test_a_topic_in_own_processes_shares_when_it_was_quiet_for_long(place: Place
     place.work(0.5)
     place.answer()
     for name in "ab":
-        place.end(place.group.child(name))
-    place.end(place.group.topic)
+        place.gone(place.group.child(name))
+    place.gone(place.group.topic)
     place.come_up()
     place.work(0.5)
     for _ in range(59):
@@ -210,8 +214,8 @@ def test_a_topic_in_own_processes_shares_when_it_was_quiet_for_long(place: Place
     place.work(0.0)
     place.answer()
     for name in "ab":
-        place.end(place.group.child(name))
-    place.end(place.group.topic)
+        place.gone(place.group.child(name))
+    place.gone(place.group.topic)
     assert place.placed == [(3, 0)]
 
 
