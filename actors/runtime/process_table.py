@@ -11,20 +11,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import multiprocessing
-import multiprocessing.process
 import multiprocessing.reduction
 import os
 import pkgutil
 import resource
 import select
 import signal
-import sys
 import time
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from typing import Any, Final
 
 from ...transport.memory import keep_memory
@@ -55,7 +51,6 @@ class Child:
     spec: ChildSpec
     pid: int
     lifeline: Connection
-    process: Any
     state: str = "starting"
     pidfd: int = -1
     envelope: tuple[bytes, ...] = ()
@@ -93,9 +88,6 @@ class ProcessTable:
         self._epoll = select.epoll()
         self._by_fd: dict[int, Child] = {}
         self._forkserver_pidfd = -1
-        self._context = multiprocessing.get_context("forkserver")
-        # Without this, each child would run the caller's main module again.
-        self._blank_main = types.ModuleType("__main__")
 
     @property
     def events_fd(self) -> int:
@@ -114,29 +106,19 @@ class ProcessTable:
         cannot be started.
         """
         self._check_files()
-        ours, theirs = self._context.Pipe()
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = self._blank_main
-        try:
-            arguments = (
-                self._actors[spec.kind],
-                spec,
-                self._endpoint,
-                theirs,
-                self.forkserver_pid,
-                self.log_level,
-                self._log_format,
-            )
-            process = self._context.Process(target=child_main, args=arguments, daemon=True)
-            process.start()
-            # Without this, each start would poll all living children. The pidfds report the end of
-            # a child.
-            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
-        finally:
-            sys.modules["__main__"] = main
-        theirs.close()
-        assert process.pid is not None
-        child = Child(spec, process.pid, ours, process, owner=owner)
+        actor = self._actors[spec.kind]
+        arguments = (
+            actor,
+            spec,
+            self._endpoint,
+            self.forkserver_pid,
+            self.log_level,
+            self._log_format,
+        )
+        ours, theirs = Pipe()
+        with theirs:
+            pid = forkserver.start(child_main, arguments, theirs.fileno(), needs=actor)
+        child = Child(spec, pid, ours, owner=owner)
         self.children[spec.key] = child
         self._by_fd[ours.fileno()] = child
         self._epoll.register(ours.fileno(), select.EPOLLIN)
@@ -213,15 +195,19 @@ class ProcessTable:
 
 
 def child_main(
+    descriptor: int,
     actor: str,
     spec: ChildSpec,
     endpoint: str,
-    lifeline: Connection,
     forkserver_pid: int,
     log_level: str,
     log_format: str = "text",
 ) -> None:
-    """Set up a child process (title, parent's death, pidfd), then run the actor."""
+    """Set up a child process (title, parent's death, pidfd), then run the actor.
+
+    `descriptor` is the child's end of its lifeline.
+    """
+    lifeline = Connection(descriptor)
     try:
         _become(actor, spec, endpoint, lifeline, forkserver_pid, log_level, log_format)
     except BaseException as error:

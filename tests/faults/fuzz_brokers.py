@@ -135,7 +135,7 @@ class FakeTable:
 
     def start(self, spec: ChildSpec, owner: Any = None) -> Child:
         lifeline: Any = None
-        child = self.children[spec.key] = Child(spec, 1, lifeline, None, owner=owner)
+        child = self.children[spec.key] = Child(spec, 1, lifeline, owner=owner)
         return child
 
     def kill(self, child: Child) -> None:

@@ -112,7 +112,7 @@ class SimTable:
             former.adopt(process)
         place = len(world.incarnations) if former is None else former.next_incarnation()
         world.incarnations[spec.key] = place
-        child = Child(spec, process.pid, cast("Any", None), process, owner=owner)
+        child = Child(spec, process.pid, cast("Any", None), owner=owner)
         lifeline = Flag(process)
         child.lifeline = cast("Any", lifeline)
         child.pidfd = process.pid

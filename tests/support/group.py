@@ -152,7 +152,7 @@ class Broker:
             key=self.new_key(), kind=kind, title=kind, start=start, stop_timeout_s=1
         )
         found = Child(
-            cast("Any", spec), 1, cast("Any", None), None, state="up", envelope=(b"%d" % spec.key,)
+            cast("Any", spec), 1, cast("Any", None), state="up", envelope=(b"%d" % spec.key,)
         )
         found.owner = getattr(self, "group", None)
         self.children[spec.key] = found

@@ -877,7 +877,7 @@ class TopicGroup(TopicProcesses):
     def _ended(self, kind: str, title: str, stats: Mapping[str, Any]) -> Child:
         spec = ChildSpec(self._processes.new_key(), kind, title)
         nothing = cast("Any", None)  # only its last pulse is used
-        return Child(spec, 0, nothing, nothing, "ended", stats=at_rest(stats), owner=self)
+        return Child(spec, 0, nothing, "ended", stats=at_rest(stats), owner=self)
 
     def differs(self, channel: str, settings: Mapping[str, Any]) -> ZsqError | None:
         """Return an error if the settings of the channel differ from those that a request expects.

@@ -9,12 +9,11 @@ from zsq.actors.runtime.process_table import Child
 
 
 def process(key: int, stats: dict[str, object], name: str = "c") -> Child:
-    lifeline = process_object = None
+    lifeline = None
     return Child(
         ChildSpec(key, "channel", name, a_channel(name)),
         key,
         lifeline,  # type: ignore[arg-type]
-        process_object,
         stats=stats,
     )
 

@@ -134,7 +134,7 @@ class Double:
         nsq = self.options.of(NsqOptions)
         assert nsq is not None
         start = DoorStart(supervisor="", options=nsq, security=self.options.security)
-        child = Child(ChildSpec(key, "nsq_gateway", "nsq gateway", start), 1, None, None, state)  # type: ignore[arg-type]
+        child = Child(ChildSpec(key, "nsq_gateway", "nsq gateway", start), 1, None, state)  # type: ignore[arg-type]
         child.envelope = (b"x",)
         return child
 

@@ -65,7 +65,7 @@ class Place:
         spec = SimpleNamespace(
             key=key, kind=kind, title=kind, start=ActorStart(), stop_timeout_s=1.0
         )
-        found = Child(cast("Any", spec), 1, cast("Any", None), None)
+        found = Child(cast("Any", spec), 1, cast("Any", None))
         for name, value in {"state": "up", "envelope": (b"%d" % key,), **changes}.items():
             setattr(found, name, value)
         return found
