@@ -14,7 +14,6 @@ import logging
 import multiprocessing.reduction
 import os
 import pkgutil
-import resource
 import select
 import signal
 import time
@@ -125,22 +124,15 @@ class ProcessTable:
         return child
 
     def _check_files(self) -> None:
-        """Raise `OSError` if a start would run out of descriptors, here or in the forkserver.
+        """Raise `OSError` if fewer than START_FILES descriptors are free.
 
-        If a request to the forkserver fails halfway, the forkserver ends, and with it this broker
-        (Python up to 3.14 at least). Each test descriptor is opened separately, because a duplicate
-        does not count against the limit of the machine.
+        A child connects to this process, and clients follow it. Each test descriptor is opened
+        separately, because a duplicate does not count against the limit of the machine.
         """
         spare: list[int] = []
         try:
             for _ in range(START_FILES):
                 spare.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
-            limit = resource.prlimit(self.forkserver_pid, resource.RLIMIT_NOFILE)[0]
-            if (
-                limit != resource.RLIM_INFINITY
-                and limit - len(os.listdir(f"/proc/{self.forkserver_pid}/fd")) < START_FILES
-            ):
-                raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)} in the forkserver")
         finally:
             for fd in spare:
                 os.close(fd)
