@@ -30,7 +30,7 @@ class Record:
     __match_args__: ClassVar[tuple[str, ...]] = ()
 
     def __eq__(self, other: object) -> bool:
-        if type(self) is not type(other):
+        if not isinstance(other, Record) or type(self) is not type(other):
             return NotImplemented
         return self._values() == other._values()
 
@@ -62,6 +62,11 @@ def record(
     if kind is None:
         return lambda kind: _record(kind, kw_only)
     return _record(kind, kw_only)
+
+
+def field_names(kind: type[Record]) -> tuple[str, ...]:
+    """Return the names of all fields, without making the fields."""
+    return kind.__match_args__
 
 
 def _record(kind: type[RecordT], kw_only: bool) -> type[RecordT]:

@@ -14,11 +14,12 @@ from types import NoneType
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from ..errors import E_BAD_ARGUMENT, E_BAD_COMMAND, UsageError
+from ..records import field_names
 from .admin_requests import REQUESTS, ROW_OF, AdminRequest, RequestRow, Scope
 from .protocol import Manage
 
 SETTINGS: Final = "settings"  # the field that takes all options without a field
-_BASE: Final = frozenset(AdminRequest.__match_args__)
+_BASE: Final = frozenset(field_names(AdminRequest))
 _ON: Final = {
     Scope.BROKER: "about the broker, and not about a topic",
     Scope.TOPIC: "for a topic, and not for a channel",

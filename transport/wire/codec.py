@@ -21,6 +21,7 @@ import msgpack
 
 from ..block.block import Block, Column, Header, decode_header
 from ..errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_BAD_COMMAND, E_TOO_BIG, UsageError
+from ..records import field_names
 from .protocol import (
     FRAMES_MAX,
     OPTIONS_BYTES_MAX,
@@ -67,15 +68,14 @@ def field_kinds(message: type[Wire]) -> dict[str, type]:
     texts: dict[str, str] = {}
     for base in message.__mro__:
         texts = get_annotations(base) | texts
-    names: tuple[str, ...] = message.__match_args__
-    return {name: _KINDS.get(texts[name].partition("[")[0], dict) for name in names}
+    return {name: _KINDS.get(texts[name].partition("[")[0], dict) for name in field_names(message)}
 
 
 _PLANS: Final = {op: (message, (*field_kinds(message).values(),)) for op, message in WORDS.items()}
 
 
 def _getter(message: type[Wire]) -> Callable[[Any], tuple[Any, ...]]:
-    names = message.__match_args__
+    names = field_names(message)
     # With one name, `attrgetter` returns no tuple.
     return attrgetter("op", *names) if names else lambda bare: (bare.op,)
 
@@ -97,7 +97,7 @@ def encode(message: Wire) -> bytes:
 
 # Messages without fields, such as Pub and Beat, are always the same bytes.
 _BARE: Final = {
-    encode(message()): message() for message in WORDS.values() if not message.__match_args__
+    encode(message()): message() for message in WORDS.values() if not field_names(message)
 }
 
 
