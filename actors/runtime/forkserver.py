@@ -83,7 +83,10 @@ def start(
     """
     assert _running is not None
     requests = _running.requests
-    socket.send_fds(requests, [pickle.dumps((function, arguments, needs))], [descriptor])
+    request = pickle.dumps((function, arguments, needs))
+    if len(request) > REQUEST_BYTES_MAX:
+        raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
+    socket.send_fds(requests, [request], [descriptor])
     answer = requests.recv(_ANSWER.size)
     if not answer:
         raise ConnectionResetError("the forkserver has ended")

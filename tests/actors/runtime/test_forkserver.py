@@ -58,6 +58,18 @@ print(child(say, "again")[1])
     assert output_of(program) == "Too many open files\nagain\n"
 
 
+def test_a_request_that_is_too_long_is_refused() -> None:
+    program = """
+forkserver.begin()
+try:
+    child(say, "x" * forkserver.REQUEST_BYTES_MAX)
+except OSError as error:
+    print(error.strerror)
+print(child(say, "again")[1])
+"""
+    assert output_of(program) == "Argument list too long\nagain\n"
+
+
 def test_a_secret_of_the_environment_is_not_in_the_forkserver() -> None:
     """A fork keeps the environment that its parent began with, and shows it in /proc."""
     program = """
