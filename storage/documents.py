@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from crc32c import crc32c
-
+from ..transport.checksum import crc32c
 from ..transport.wire.codec import VALUE_CONTAINERS_MAX
 from .errors import Damaged, ForeignDirectory
 

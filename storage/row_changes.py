@@ -31,8 +31,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from crc32c import crc32c
-
+from ..transport.checksum import crc32c
 from .errors import Damaged
 
 Change = tuple[bytes, bytes | None]

@@ -18,8 +18,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
-from crc32c import crc32c
-
+from ..transport.checksum import crc32c
 from .errors import Damaged
 
 META: Final = b"m"

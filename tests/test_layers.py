@@ -26,6 +26,7 @@ MAY_IMPORT: Final = {
     "transport": (),
     "storage": (
         "transport.block",
+        "transport.checksum",
         "transport.errors",
         "transport.names",
         "transport.settings",
@@ -489,6 +490,16 @@ def test_msgpack_is_known_in_one_place() -> None:
         name for name, source in sources(*LAYERS).items() if "msgpack" in imported(name, source)
     ]
     assert knowing == ["transport/wire/codec.py"]
+
+
+def test_the_package_crc32c_is_loaded_in_one_place() -> None:
+    """Its import takes long; `transport/checksum.py` loads only what is needed of it."""
+    loading = [
+        name
+        for name, source in sources(*LAYERS).items()
+        if "crc32c" in imported(name, source, types_too=False)
+    ]
+    assert loading == []
 
 
 def test_no_zeromq_at_import_of_the_package() -> None:

@@ -38,13 +38,14 @@ class Ban(NamedTuple):
     but: tuple[str, ...] = ()
 
 
+PICKLES: Final = ("actors/runtime/forkserver.py", "tests/")
 BANS: Final = (
     Ban("sleep", r"\b(time|asyncio)\.sleep\(", "wait for an event with a time-out", ("tests/",)),
     Ban("files", r"(?<![.\w])(?<!def )(os\.(?!path\b)\w+|open)\(", "call Files, the one seam", ("storage/",), ("storage/files.py",)),
     Ban("print", r"(?<![.\w])print\(", "log it, or return it: only programs print", ("storage/", "transport/", "actors/"), SPEAKS),
-    Ban("pickle", r"\bpickle\.\w+\(|import pickle\b|from pickle\b", "msgpack by codec.py: nothing is unpickled", ("",), ("tests/",)),
+    Ban("pickle", r"\bpickle\.\w+\(|import pickle\b|from pickle\b", "msgpack: nothing from outside is unpickled", ("",), PICKLES),
     Ban("bare except", r"\bexcept\s*:", "name the exception: `except Exception` at the very least"),
-    Ban("eval", r"(?<![.\w])(eval|exec)\(", "a function or a table", ("",), ("transport/wire/codec.py", "tests/")),
+    Ban("eval", r"(?<![.\w])(eval|exec)\(", "a function or a table", ("",), ("tests/",)),
     Ban("debugger", r"\bbreakpoint\(|\bpdb\.", "nothing: take it out"),
 )  # fmt: skip
 WORDS_BANNED: Final = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")

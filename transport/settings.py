@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, Literal, TypedDict, TypeVar
 
 from .errors import E_BAD_ARGUMENT, UsageError
 from .names import check_name
+from .records import Record, record
 
 MIB: Final = 1024 * 1024
 NONE: Final = -1  # this value means no bound
@@ -85,8 +86,8 @@ _TYPES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+@record
+class Setting(Record):
     """The row of one setting.
 
     - `allowed`, `least`: Parts of error texts that say what a value must be. `least` is for a
@@ -162,8 +163,8 @@ def _check_values(rows: Iterable[Setting], settings: object) -> None:
         row.check(getattr(settings, row.name))
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelSettings:
+@record
+class ChannelSettings(Record):
     """The settings of a channel. They are durable and apply to all its consumers."""
 
     tags: str = _row(
@@ -313,8 +314,8 @@ class NewChannelSettings(ChannelOptions, total=False):
     start: str | int | StartTime | None
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
+@record
+class Retention(Record):
     """A topic's retention policy. -1 means no bound.
 
     Limits in bytes apply to the sizes of log files. Limits in seconds apply to the ages of

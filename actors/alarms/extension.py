@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, TypedDict
 
+from ...transport.records import record
 from ..runtime.service import Service, Site
 from ..settings.options import AlarmOptions, ServeOptions
 from ..settings.starts import ActorStart
@@ -21,7 +21,7 @@ class AlarmBroker(TypedDict):
     data_dir: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class AlarmStart(ActorStart):
     """Start values of the alarm sender; `broker` describes the broker to receivers."""
 

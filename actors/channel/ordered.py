@@ -52,9 +52,8 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from ...transport.block.block import Block
+from ...transport.checksum import crc32c
 from ...transport.reports import BlockerRow
 from ...transport.settings import ChannelSettings
 from ...transport.wire.protocol import Run

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import multiprocessing
 import multiprocessing.reduction
 import os
 import pkgutil
@@ -46,18 +45,19 @@ NO_FILES_WORD: Final = b"F" * ENDED
 
 
 def host_main(
+    descriptor: int,
     first: tuple[str, ChildSpec] | None,
     title: str,
     endpoint: str,
-    lifeline: Connection,
     forkserver_pid: int,
     log_level: str,
     log_format: str,
 ) -> None:
     """Set up a new process (title, parent's death, pidfd), then run the actor `first`.
 
-    Without `first`, it is a shared host.
+    Without `first`, it is a shared host. `descriptor` is this end of its lifeline.
     """
+    lifeline = Connection(descriptor)
     try:
         die_with_parent(forkserver_pid)
         # The supervisor stops its children, whatever a terminal or a service manager sends to all

@@ -13,19 +13,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import multiprocessing
-import multiprocessing.process
 import multiprocessing.reduction
 import os
-import resource
 import select
 import signal
-import sys
 import time
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from typing import Any, Final
 
 from ..settings import options
@@ -61,7 +56,6 @@ class HostProcess:
 
     pid: int
     lifeline: Connection
-    process: Any
     number: int = 0
     ends: int = 0
     is_left: bool = False
@@ -130,9 +124,6 @@ class ProcessTable:
         self.hosts: set[HostProcess] = set()
         self._by_fd: dict[int, HostProcess] = {}
         self._forkserver_pidfd = -1
-        self._context = multiprocessing.get_context("forkserver")
-        # Without this, each child would run the caller's main module again.
-        self._blank_main = types.ModuleType("__main__")
 
     @property
     def events_fd(self) -> int:
@@ -171,51 +162,35 @@ class ProcessTable:
 
     def _start_host(self, first: tuple[str, ChildSpec] | None, title: str) -> HostProcess:
         self._check_files()
-        ours, theirs = self._context.Pipe()
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = self._blank_main
-        try:
-            arguments = (
-                first,
-                title,
-                self._endpoint,
-                theirs,
-                self.forkserver_pid,
-                self.log_level,
-                self._log_format,
-            )
-            process = self._context.Process(target=host_main, args=arguments, daemon=True)
-            process.start()
-            # Without this, each start would poll all living children. The pidfds report the end of
-            # a host.
-            multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
-        finally:
-            sys.modules["__main__"] = main
-        theirs.close()
-        assert process.pid is not None
-        host = HostProcess(process.pid, ours, process)
+        arguments = (
+            first,
+            title,
+            self._endpoint,
+            self.forkserver_pid,
+            self.log_level,
+            self._log_format,
+        )
+        ours, theirs = Pipe()
+        # The classes of topics and channels are imported in this order.
+        needs = first[0] if first is not None else self._actors["channel"]
+        with theirs:
+            pid = forkserver.start(host_main, arguments, theirs.fileno(), needs=needs)
+        host = HostProcess(pid, ours)
         self.hosts.add(host)
         self._by_fd[ours.fileno()] = host
         self._epoll.register(ours.fileno(), select.EPOLLIN)
         return host
 
     def _check_files(self) -> None:
-        """Raise `OSError` if a start would run out of descriptors, here or in the forkserver.
+        """Raise `OSError` if fewer than START_FILES descriptors are free.
 
-        If a request to the forkserver fails halfway, the forkserver ends, and with it this broker
-        (Python up to 3.14 at least). Each test descriptor is opened separately, because a duplicate
-        does not count against the limit of the machine.
+        A child connects to this process, and clients follow it. Each test descriptor is opened
+        separately, because a duplicate does not count against the limit of the machine.
         """
         spare: list[int] = []
         try:
             for _ in range(START_FILES):
                 spare.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
-            limit = resource.prlimit(self.forkserver_pid, resource.RLIMIT_NOFILE)[0]
-            if (
-                limit != resource.RLIM_INFINITY
-                and limit - len(os.listdir(f"/proc/{self.forkserver_pid}/fd")) < START_FILES
-            ):
-                raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)} in the forkserver")
         finally:
             for fd in spare:
                 os.close(fd)

@@ -12,9 +12,10 @@ table. `supervisor/singles.py` starts and watches the processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
+from ...transport.records import Record, record
 from ...transport.wire import protocol as p
 from ..settings.options import ServeOptions
 from ..settings.starts import ActorStart, DoorStart, GatewayStart
@@ -22,8 +23,8 @@ from ..settings.starts import ActorStart, DoorStart, GatewayStart
 IsLocal = Callable[[str], bool]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+@record(kw_only=True)
+class Site(Record):
     """The broker, as far as start messages of services need to know it.
 
     `supervisor` is the supervisor's endpoint, and `scan` and `archive` are those of the scan loop

@@ -108,6 +108,9 @@ def actor_classes() -> Mapping[str, str]:
 
 
 def preloaded() -> list[str]:
-    """Return the classes that are loaded before any process starts."""
+    """Return the names of what the forkserver imports, in this order.
+
+    A broker needs its services first, because it is ready without a topic.
+    """
     rows = [service.actor for service in services().values() if service.is_preloaded]
-    return [*TOPICS.values(), *rows]
+    return [*rows, "zsq.actors.supervisor.preload", *TOPICS.values()]

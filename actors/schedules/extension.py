@@ -4,14 +4,14 @@ schedules, and their statistics.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+from ...transport.records import record
 from ..runtime.service import Service, Site
 from ..settings.starts import ActorStart
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class SchedulerStart(ActorStart):
     """Start values of the scheduler; `url` is the broker's address, by which it publishes."""
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from ...transport.block.block_format import MESSAGE_BYTES_MAX
+from ...transport.records import Record, record
 from ...transport.settings import check
 
 # An alarm changes when a backlog has stayed above or below its threshold for this time.
@@ -28,8 +29,8 @@ RECEIVERS_MAX: Final = 16  # each receiver has a thread
 _BEHIND_HOST: Final = re.compile(r"[/?#\\;\s]")
 
 
-@dataclass(frozen=True, slots=True)
-class AlarmOptions:
+@record
+class AlarmOptions(Record):
     """Thresholds and receivers of alarms.
 
     `depth` and `age_s` are the thresholds of channels that set none; -1 means no threshold.
@@ -116,8 +117,8 @@ NSQ_LISTEN: Final = "127.0.0.1:4150"
 HTTP_LISTEN: Final = "127.0.0.1:4151"
 
 
-@dataclass(frozen=True, slots=True)
-class TlsOptions:
+@record
+class TlsOptions(Record):
     """TLS of a gateway: paths of PEM files and modes.
 
     `client_auth` is "", "require" or "require-verify"; `required` is "", "true" or "tcp-https".
@@ -131,8 +132,8 @@ class TlsOptions:
     min_version: str = "tls1.2"
 
 
-@dataclass(frozen=True, slots=True)
-class NsqOptions:
+@record
+class NsqOptions(Record):
     """Options of the NSQ gateway; times are in ms.
 
     Each of `listen` is HOST:PORT or unix:PATH. `given` is True if the user set `listen`. Then an
@@ -165,8 +166,8 @@ class NsqOptions:
     connections_max: int = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class HttpOptions:
+@record
+class HttpOptions(Record):
     """Options of the HTTP gateway.
 
     `listen` is HOST:PORT. `given` is True if the user set `listen`. `nsq` is the NSQ gateway that
@@ -184,8 +185,8 @@ class HttpOptions:
     console: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SecurityOptions:
+@record
+class SecurityOptions(Record):
     """Access control. Files are paths here, so that only the process that needs a file reads it.
 
     No message contains the secrets. `access_file` holds the rules (`access.py`); "" allows
@@ -531,8 +532,8 @@ PATIENCE_S: Final = 10.0  # of a standby
 _OptionsT = TypeVar("_OptionsT")
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
+@record
+class ServeOptions(Record):
     """Options of `zsq serve`.
 
     `gateway` is host:port of the ZeroMQ gateway, "" for none. `gateway_push` is its address for

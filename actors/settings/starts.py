@@ -6,16 +6,17 @@ They are pickled and sent to the actor's process. An extension has those of its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
 
 from ...transport.block.block import MESSAGE_BYTES_MAX
+from ...transport.records import Record, record
 from ...transport.settings import NewChannelSettings, Retention
 from .options import SecurityOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActorStart:
+@record(kw_only=True)
+class ActorStart(Record):
     """Start values of all actors; `front` is the endpoint where the actor listens."""
 
     front: str = ""
@@ -25,8 +26,8 @@ class ActorStart:
         return (self.front,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageStart:
+@record(kw_only=True)
+class StorageStart(Record):
     """Start values of a topic's storage.
 
     `front`, `reader`, `stage` and `push` are the endpoints where it listens, and `scan` is the
@@ -66,7 +67,7 @@ class StorageStart:
     ship_lag_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class TopicStart(ActorStart):
     """Start values of a topic's process, which also contains the topic's storage.
 
@@ -82,7 +83,7 @@ class TopicStart(ActorStart):
         return self.front, storage.front, storage.reader, storage.stage, storage.push
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ChannelStart(ActorStart):
     """Start values of a channel.
 
@@ -112,7 +113,7 @@ def channel_of(start: ActorStart) -> str:
     return start.channel if isinstance(start, ChannelStart) else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ArchiveStart(ActorStart):
     """Start values of the archive actor.
 
@@ -140,7 +141,7 @@ class ArchiveStart(ActorStart):
     cluster: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class GatewayStart(ActorStart):
     """Start values of gateways; `supervisor` is the supervisor's endpoint in the run directory."""
 
@@ -151,7 +152,7 @@ class GatewayStart(ActorStart):
 _OptionsT = TypeVar("_OptionsT")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class DoorStart(GatewayStart, Generic[_OptionsT]):
     """Start values of a gateway that has its own options."""
 
@@ -159,7 +160,7 @@ class DoorStart(GatewayStart, Generic[_OptionsT]):
     message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ZeroMqStart(GatewayStart):
     """Start values of the ZeroMQ gateway; `listen` and `push` are "host:port"."""
 

@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import secrets
 import shutil
 import socket
 import struct
@@ -40,7 +39,7 @@ def make(data_dir: Path) -> str:
             f"{run_dir}/{RUN_ID_FILE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
         try:
-            os.write(fd, secrets.token_hex(16).encode())
+            os.write(fd, os.urandom(16).hex().encode())
         finally:
             os.close(fd)
     return run_dir

@@ -19,7 +19,7 @@ from ..runtime.process import set_title
 from ..security.exposure import in_clear
 from ..settings.options import ServeOptions
 from . import run_directory as rundir
-from .data_dir import clear_imports_at_start
+from .import_remains import clear_imports_at_start
 from .reloading import Fresh
 from .start_reserve import StartReserve
 from .supervisor import Supervisor

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from crc32c import crc32c
-
 from ...storage import documents
 from ...storage.bucket.archive.archive_format import (
     BROKER_NAME,
@@ -30,6 +28,7 @@ from ...storage.cluster.directory import KIND
 from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
 from ...storage.log.chunk import ArchivedChunk
+from ...transport.checksum import crc32c
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from .record import TEXT_BYTES_MAX, Record, damaged, record
 

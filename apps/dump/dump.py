@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Final
 
 import lmdb
-from crc32c import crc32c
 
 from ...storage import documents
 from ...storage.delayed import delayed_format
@@ -27,6 +26,7 @@ from ...storage.state import state_rows
 from ...storage.state.snapshot import SNAPSHOT_BYTES_MAX, decode_snapshot
 from ...storage.state.state_rows import DEFERRED, DUE, HOLE, HOLE_ROW, TOTAL, TOTAL_ROW, U64
 from ...transport.block.block import check_columns
+from ...transport.checksum import crc32c
 from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ...transport.wire.codec import unpack_value
 from ..nsqd.salvage import LostBytes, read_messages

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from crc32c import crc32c
-
 from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
 from ...storage.log.chunk import ChunkFile
@@ -36,6 +34,7 @@ from ...transport.block.block import (
     Header,
 )
 from ...transport.block.block_format import ADDRESSED
+from ...transport.checksum import crc32c
 from ...transport.errors import ZsqError
 from ...transport.wire.codec import user_headers
 from .record import Record, damaged, record, with_bytes

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from crc32c import crc32c
-
 from ...actors.runtime.logs import escaped
 from ...actors.supervisor.topics.registry_format import CHECKSUM, checksum
 from ...storage import documents
 from ...storage.files import Files
+from ...transport.checksum import crc32c
 from ...transport.units import NS_PER_S
 
 Record = dict[str, Any]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from crc32c import crc32c
-
 from ...storage import row_changes
 from ...storage.bucket.shipping.tick_format import TAKEOVER, decode_index
 from ...storage.errors import Damaged, ForeignDirectory
 from ...storage.files import Files
 from ...storage.row_changes import DELAYED, DELAYED_BEGIN, decode_frames
+from ...transport.checksum import crc32c
 from .record import Record, damaged, plain, record, with_bytes
 
 BYTES_MAX: Final = 1 << 30

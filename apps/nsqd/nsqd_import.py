@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ...actors.supervisor.data_dir import ASIDE, BEGUN, DONE, clear_imports
+from ...actors.supervisor.import_remains import ASIDE, BEGUN, DONE, clear_imports
 from ...actors.supervisor.topics.registry import Registry, TopicRow
 from ...actors.supervisor.topics.registry_format import ImportRecord
 from ...storage.directory.store import Store, StoreOptions, TopicIdentity, create_store, open_store

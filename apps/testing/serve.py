@@ -12,9 +12,15 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from . import clock
+
+LOOK_NS: Final = 50_000_000
+"""The time after which a topic with delayed messages notices that the clock was moved.
+
+The broker's own value is 10 s.
+"""
 
 
 def _end_with_parent() -> None:
@@ -27,10 +33,11 @@ def _end_with_parent() -> None:
 def main() -> NoReturn:
     clock.install(Path(os.environ[clock.OFFSET_FILE]))
     from ...actors.runtime import forkserver
+    from ...actors.settings import options
 
+    options.__dict__["DELAYED_LOOK_NS"] = LOOK_NS
     # `zsq serve` begins the forkserver after it has read its options. Here they have no secrets, so
-    # its imports can begin at once, on another core.
-    forkserver.PRELOADED.insert(0, f"{__package__}.preload")
+    # its imports can begin at once, on another core. All processes have the clock from this one.
     forkserver.begin()
     threading.Thread(target=_end_with_parent, name="zsq test", daemon=True).start()
     from ..cli import main as zsq

@@ -49,8 +49,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
-from crc32c import crc32c
-
+from ...transport.checksum import crc32c
 from .. import documents
 from ..delayed.delayed import DelayedStore
 from ..delayed.delayed_recovery import MADE_SUFFIX, NOTE_BYTES_MAX, NOTE_NAME

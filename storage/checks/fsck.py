@@ -28,9 +28,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from crc32c import crc32c
-
 from ...transport.block.block import IN_GROUP, Header
+from ...transport.checksum import crc32c
 from ..delayed.delayed_recovery import MADE_SUFFIX, READY_SUFFIX, check_delayed, uuid_of
 from ..directory.store import StoreOptions, TopicIdentity, check_identity, open_store
 from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError

@@ -44,9 +44,8 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Final
 
-from crc32c import crc32c
-
 from ...transport.block.block import DELAYED
+from ...transport.checksum import crc32c
 from .. import documents
 from ..environment import DATA_NAME, Environment
 from ..errors import Damaged, DiskFull, ForeignDirectory, NotHere, StoreFailed, is_full

@@ -24,8 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from crc32c import crc32c
-
+from ...transport.checksum import crc32c
 from .. import documents
 from ..delayed.delayed import DelayedStore
 from ..delayed.delayed_recovery import make_delayed, open_delayed

@@ -32,8 +32,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, NotRequired, Self, TypedDict, cast
 
-from crc32c import crc32c
-
 from ...transport.block.block import (
     DISK_MAGIC,
     HEADER_BYTES,
@@ -44,6 +42,7 @@ from ...transport.block.block import (
     check_columns,
 )
 from ...transport.block.block import VERSION as BLOCK_VERSION
+from ...transport.checksum import crc32c
 from ...transport.errors import ZsqError
 from ..errors import Damaged, ForeignDirectory, Unreadable
 from ..files import Files

@@ -30,8 +30,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
+from ...transport.checksum import crc32c
 from .. import documents
 from ..errors import ShortWrite
 from ..files import TEMPORARY_SUFFIX, Files

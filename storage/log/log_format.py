@@ -29,8 +29,6 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from ...transport.block.block import (
     DELAYED,
     DISK_MAGIC,
@@ -42,6 +40,7 @@ from ...transport.block.block import (
     decode_header,
     encode_header,
 )
+from ...transport.checksum import crc32c
 from ...transport.errors import ZsqError
 from ..errors import Damaged, ForeignDirectory
 

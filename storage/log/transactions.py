@@ -21,8 +21,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from crc32c import crc32c
-
 from ...transport.block.block import (
     HEADER_BYTES,
     MARK,
@@ -31,6 +29,7 @@ from ...transport.block.block import (
     Buffer,
     Header,
 )
+from ...transport.checksum import crc32c
 from ...transport.wire.codec import pack_value, unpack_value
 from .log_format import ALIGNMENT, encode_disk_header
 

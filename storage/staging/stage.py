@@ -20,9 +20,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from crc32c import crc32c
-
 from ...transport.block.block import Block
+from ...transport.checksum import crc32c
 from ..errors import Damaged, ForeignDirectory, StoreFailed
 from ..files import Files
 from ..log.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, decode_chunk_header, part_name

@@ -12,7 +12,7 @@ import pytest
 from support.faulty_files import Choose, FaultyFiles, PowerCut, keep_all, keep_none
 from support.nsqd import Backlog, backlogs, contents, message, write_nsqd
 
-from zsq.actors.supervisor.data_dir import clear_imports_at_start
+from zsq.actors.supervisor.import_remains import clear_imports_at_start
 from zsq.actors.supervisor.topics.registry import Registry
 from zsq.apps.nsqd.nsqd_import import import_nsqd
 from zsq.storage.directory.store import StoreOptions

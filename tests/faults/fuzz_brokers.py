@@ -135,13 +135,13 @@ class FakeTable:
         self.forkserver_pid = 1
 
     def start(self, spec: ChildSpec, owner: Any = None, host: HostProcess | None = None) -> Child:
-        host = host or HostProcess(1, cast("Any", None), None)
+        host = host or HostProcess(1, cast("Any", None))
         self.hosts.add(host)
         child = self.children[spec.key] = host.children[spec.key] = Child(spec, host, owner=owner)
         return child
 
     def start_shared(self, number: int, ends: int) -> HostProcess:
-        host = HostProcess(1, cast("Any", None), None, number, ends)
+        host = HostProcess(1, cast("Any", None), number, ends)
         self.hosts.add(host)
         return host
 

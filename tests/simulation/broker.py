@@ -120,7 +120,7 @@ class SimTable:
         world.incarnations[spec.key] = place
         lifeline = Flag(process)
         if host is None:
-            host = HostProcess(process.pid, cast("Any", None), process)
+            host = HostProcess(process.pid, cast("Any", None))
             self.hosts.add(host)
         child = Child(spec, host, owner=owner)
         host.children[spec.key] = child
@@ -136,7 +136,7 @@ class SimTable:
         return child
 
     def start_shared(self, number: int, ends: int) -> HostProcess:
-        host = HostProcess(0, cast("Any", None), None, number, ends)
+        host = HostProcess(0, cast("Any", None), number, ends)
         self.hosts.add(host)
         return host
 

@@ -8,6 +8,7 @@ import ast
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
@@ -16,6 +17,7 @@ import pytest
 from zsq.storage.retention import changed, resolve
 from zsq.transport import settings
 from zsq.transport.errors import E_BAD_ARGUMENT, UsageError
+from zsq.transport.records import Record
 from zsq.transport.settings import (
     CHANNEL,
     TOPIC,
@@ -35,8 +37,9 @@ WORDS: Final = frozenset({"tags", "ordered", "archive"})
 @pytest.mark.parametrize(
     ("of", "options"), [(ChannelSettings, ChannelOptions), (Retention, RetentionSettings)]
 )
-def test_callers_are_told_the_same_types(of: type, options: type) -> None:
-    told, held = get_type_hints(options), get_type_hints(of)
+def test_callers_are_told_the_same_types(of: type[Record], options: type) -> None:
+    told, hints = get_type_hints(options), get_type_hints(of)
+    held = {field.name: hints[field.name] for field in fields(of)}
     assert [*told] == [*held]
     for name in {*held} - {"when_full", "archive"}:  # the type for callers names their values
         assert told[name] == held[name] | None, name

@@ -31,14 +31,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from operator import sub
 from typing import Any, Final
 
-from crc32c import crc32c
-
+from ..checksum import crc32c
 from ..errors import E_BAD_BLOCK, E_CHECKSUM, E_TOO_BIG, CorruptBlock, UsageError
+from ..records import Record, record
 from .block_format import (
     BLOCK_BYTES_MAX,
     BLOCK_COUNT_MAX,
@@ -128,8 +127,8 @@ Smaller pieces make the first check slower. Larger pieces make all other checks 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+@record
+class Column(Record):
     """One binary column as views.
 
     `offsets` are count + 1 numbers of type int32, and the first need not be 0. `validity` is

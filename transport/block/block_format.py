@@ -6,8 +6,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
+from ..checksum import crc32c
 from ..errors import E_BAD_BLOCK, E_CHECKSUM, E_TOO_BIG, CorruptBlock, UsageError
 
 HEADER_BYTES: Final = 64

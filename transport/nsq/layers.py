@@ -21,7 +21,7 @@ import struct
 import zlib
 from typing import Final, Protocol
 
-import crc32c
+from ..checksum import crc32c
 
 # The limit for plain bytes from one `receive`. It may be exceeded by one snappy block. A read from
 # a socket returns at most the same number of bytes.
@@ -251,7 +251,7 @@ _CRC: Final = struct.Struct("<I")
 
 
 def _masked(data: bytes | memoryview) -> int:
-    crc = crc32c.crc32c(data)
+    crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import E_BAD_ARGUMENT, E_UNSUPPORTED, UsageError
+from ..records import Record, record
 from ..system import DOCS, RUNS_BROKERS, system_name
 from .credentials import Credentials, KeyFile, resolve
 from .protocol import DEFAULT_URL, HEARTBEAT_MS, LOCAL_HEARTBEAT_MS
@@ -50,8 +51,8 @@ class DefaultTimeout(float):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+@record
+class Target(Record):
     """The actor that a link talks to. With `create`, it is created on first use."""
 
     kind: str

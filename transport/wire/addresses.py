@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ..errors import E_BAD_ARGUMENT, E_FENCED, E_STANDBY, Refused, UsageError, ZsqError
+from ..records import Record, record
 from .address import Address, Space, direct_address, given_url, parse, space_of
 from .credentials import Credentials, KeyFile
 
@@ -36,8 +37,8 @@ NOT_PRIMARY: Final = frozenset({E_STANDBY, E_FENCED})
 _reached: dict[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Addresses:
+@record
+class Addresses(Record):
     """The addresses of a broker and its standbys, in the order in which a client tries them."""
 
     each: tuple[Address, ...]

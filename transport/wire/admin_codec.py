@@ -14,11 +14,12 @@ from types import NoneType
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from ..errors import E_BAD_ARGUMENT, E_BAD_COMMAND, UsageError
+from ..records import field_names
 from .admin_requests import REQUESTS, ROW_OF, AdminRequest, RequestRow, Scope
 from .protocol import Manage
 
 SETTINGS: Final = "settings"  # the field that takes all options without a field
-_BASE: Final = frozenset(field.name for field in dataclasses.fields(AdminRequest))
+_BASE: Final = frozenset(field_names(AdminRequest))
 _ON: Final = {
     Scope.BROKER: "about the broker, and not about a topic",
     Scope.TOPIC: "for a topic, and not for a channel",
@@ -43,18 +44,24 @@ class _Option(NamedTuple):
     default: object
 
 
+# They are made at their first use. For all requests together they would delay each start.
+_OPTIONS: Final[dict[type, dict[str, _Option]]] = {}
+
+
 def _options(kind: type[AdminRequest[Any]]) -> dict[str, _Option]:
+    if kind in _OPTIONS:
+        return _OPTIONS[kind]
     hints = get_type_hints(kind)
-    options = {}
+    options: dict[str, _Option] = {}
     for field in dataclasses.fields(kind):
         if field.name not in _BASE:
             factory = field.default_factory
             default = field.default if factory is dataclasses.MISSING else factory()
             options[field.name] = _Option(hints[field.name], default)
+    _OPTIONS[kind] = options
     return options
 
 
-_OPTIONS: Final = {row.kind: _options(row.kind) for row in REQUESTS}
 # Two actions have a request for topics and another one for channels.
 _ROWS: Final = {(row.name, row.scope is Scope.CHANNEL): row for row in REQUESTS}
 _NAMES: Final = frozenset(row.name for row in REQUESTS)
@@ -69,7 +76,7 @@ def options_of(request: AdminRequest[Any]) -> dict[str, Any]:
     default values.
     """
     options: dict[str, Any] = {}
-    for name, option in _OPTIONS[type(request)].items():
+    for name, option in _options(type(request)).items():
         value = getattr(request, name)
         if name == SETTINGS:
             options |= value
@@ -115,7 +122,7 @@ def request_of(message: Manage) -> AdminRequest[Any]:
         or (scope is Scope.CHANNEL and not with_channel)
     ):
         raise UsageError(E_BAD_ARGUMENT, f"{name} is {_ON[scope]}")
-    options = _OPTIONS[row.kind]
+    options = _options(row.kind)
     values: dict[str, Any] = {SETTINGS: {}} if SETTINGS in options else {}
     for key, value in message.options.items():
         if key == "do" and message.action in _VARIANTS:

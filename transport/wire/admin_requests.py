@@ -9,11 +9,12 @@ for each. The client, the permissions, the audit log, the supervisor and PROTOCO
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from ..errors import E_BAD_ARGUMENT, UsageError
+from ..records import Record, record
 from .actions import Action
 from .answers import (
     Added,
@@ -49,8 +50,8 @@ Side = Literal["publishers", "consumers"]
 END: Final = 1 << 62  # an offset that no topic reaches
 
 
-@dataclass(frozen=True, slots=True)
-class AdminRequest(Generic[AnswerT]):
+@record
+class AdminRequest(Record, Generic[AnswerT]):
     """The base of all administrative requests. `request` and `by`: see `Manage`."""
 
     topic: str = ""
@@ -72,12 +73,12 @@ class AdminRequest(Generic[AnswerT]):
 # The broker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ListTopicsRequest(AdminRequest[TopicNames]):
     """Return the names of all topics, each with the names of its channels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class OverviewRequest(AdminRequest[OverviewAnswer]):
     """Return the rows of topics and channels that changed after version `since`. `processes` adds
     the rows of the processes and of the bucket, and `alarms` those of the alarms.
@@ -88,19 +89,19 @@ class OverviewRequest(AdminRequest[OverviewAnswer]):
     alarms: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class AuditRequest(AdminRequest[AuditEntries]):
     """Return the newest entries of the audit log, or only those about one topic."""
 
     count: int = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class HandoverRequest(AdminRequest[Nothing]):
     """Stop the broker, so that its standby takes over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class SetLookupdsRequest(AdminRequest[Nothing]):
     """Register with the nsqlookupds at these addresses, until the broker ends."""
 
@@ -110,7 +111,7 @@ class SetLookupdsRequest(AdminRequest[Nothing]):
 # Topics and channels
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class CreateTopicRequest(AdminRequest[Made]):
     """Create a topic, in a cluster also with `parts`, at the brokers with the numbers `brokers`."""
 
@@ -120,14 +121,14 @@ class CreateTopicRequest(AdminRequest[Made]):
     brokers: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class CreateChannelRequest(AdminRequest[Made]):
     """Create a channel. The options are its settings, and `start`: where it begins."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ConfigureTopicRequest(AdminRequest[TopicConfigured]):
     """Change the sync mode of a topic, or its retention. The other options are its settings."""
 
@@ -135,62 +136,62 @@ class ConfigureTopicRequest(AdminRequest[TopicConfigured]):
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ConfigureChannelRequest(AdminRequest[ChannelConfigured]):
     """Change the settings of a channel. The options are these settings."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class DeleteRequest(AdminRequest[Nothing]):
     """Delete a topic or a channel. Without `force`, this is refused if messages are left."""
 
     force: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class PauseRequest(AdminRequest[Nothing]):
     """Pause a topic or a channel."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class UnpauseRequest(AdminRequest[Nothing]):
     """Continue a paused topic or channel."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class EmptyRequest(AdminRequest[Nothing]):
     """Remove the messages that wait for a channel, or for the first channel of a topic."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class CloseRequest(AdminRequest[Closed]):
     """Close a topic to publishers, or to both sides."""
 
     to: Side = "publishers"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class OpenRequest(AdminRequest[Closed]):
     """Open a topic to both sides, or only to consumers."""
 
     to: Side = "publishers"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ChunksRequest(AdminRequest[Chunks]):
     """Return the log files of a topic."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class EndedRequest(AdminRequest[Ended]):
     """Return the next offset that the topic of this name had when it was deleted last, or nil. The
     topic need not exist.
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class HistoryRequest(AdminRequest[FigureHistory]):
     """Return values of a topic or a channel over `span` (1d or 30d)."""
 
@@ -201,7 +202,7 @@ class HistoryRequest(AdminRequest[FigureHistory]):
 # The position of a channel, and its messages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class SeekRequest(AdminRequest[Moved]):
     """Move a channel to `offset`, or to the first message that was stored at `time_ns` or later.
     With `forward`, it never moves back. With `clamp`, a place beyond the end means the end.
@@ -223,7 +224,7 @@ class SeekRequest(AdminRequest[Moved]):
         return self.offset in (None, 0, END)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class SkipRequest(AdminRequest[Skipped]):
     """Finish messages for a channel without a delivery. Return which were not finished."""
 
@@ -239,26 +240,26 @@ class SkipRequest(AdminRequest[Skipped]):
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class PreviewSkipRequest(SkipRequest):
     """Return which of these messages of a channel are not finished."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class PeekRequest(AdminRequest[ChannelLook]):
     """Return the position of a channel and the messages that it holds, `limit` of each state."""
 
     limit: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class DisconnectRequest(AdminRequest[Disconnected]):
     """End the subscriptions of the consumers of a channel that have the name `consumer`."""
 
     consumer: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class RedriveRequest(AdminRequest[Nothing]):
     """Return whether dead letters of the topic may be published to topic `to`, or only to its
     channel `to_channel`. `origin`: the topic, its uuid and the channel from which they come.
@@ -278,7 +279,7 @@ class RedriveRequest(AdminRequest[Nothing]):
 # Delayed messages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ListDelayedRequest(AdminRequest[DelayedRows]):
     """Return the delayed messages that wait, the next due one first, after the key `after`."""
 
@@ -286,12 +287,12 @@ class ListDelayedRequest(AdminRequest[DelayedRows]):
     limit: int = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class CountDelayedRequest(AdminRequest[DelayedCount]):
     """Return the number of delayed messages that wait."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class CancelDelayedRequest(AdminRequest[Cancelled]):
     """Cancel delayed messages by their `keys`. With `all`, cancel some of all that wait."""
 
@@ -302,21 +303,21 @@ class CancelDelayedRequest(AdminRequest[Cancelled]):
 # Backups of a topic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class BackUpStateRequest(AdminRequest[Nothing]):
     """Begin the backup `id`: copy the state of the topic."""
 
     id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class BackUpLogRequest(AdminRequest[dict[str, Any]]):
     """Return the log files of the backup `id`."""
 
     id: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class EndBackupRequest(AdminRequest[Nothing]):
     """End the backup `id`."""
 
@@ -326,14 +327,14 @@ class EndBackupRequest(AdminRequest[Nothing]):
 # Schedules
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ScheduleRequest(AdminRequest[AnswerT]):
     """The base of the requests about one schedule of a topic."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class AddScheduleRequest(ScheduleRequest[Scheduled]):
     """Publish `body` at each due time of the expression `cron`."""
 
@@ -350,7 +351,7 @@ class AddScheduleRequest(ScheduleRequest[Scheduled]):
         return self.topic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class SetScheduleRequest(ScheduleRequest[Scheduled]):
     """Change a schedule. Options that are missing do not change."""
 
@@ -366,7 +367,7 @@ class SetScheduleRequest(ScheduleRequest[Scheduled]):
         return self.topic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class RunScheduleRequest(ScheduleRequest[Nothing]):
     """Publish the message of a schedule once, now."""
 
@@ -375,22 +376,22 @@ class RunScheduleRequest(ScheduleRequest[Nothing]):
         return self.topic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class RemoveScheduleRequest(ScheduleRequest[Nothing]):
     """Remove a schedule."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class PauseScheduleRequest(ScheduleRequest[Nothing]):
     """Pause a schedule."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ResumeScheduleRequest(ScheduleRequest[Nothing]):
     """Resume a paused schedule."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ListSchedulesRequest(AdminRequest[ScheduleRows]):
     """Return all schedules of this broker."""
 
@@ -398,7 +399,7 @@ class ListSchedulesRequest(AdminRequest[ScheduleRows]):
 # Alarms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class SilenceAlarmRequest(AdminRequest[Silenced]):
     """Silence the alarms of `figure`, or of all figures, for `seconds`. 0: until they are
     cleared.
@@ -408,7 +409,7 @@ class SilenceAlarmRequest(AdminRequest[Silenced]):
     seconds: float = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class EndSilenceRequest(AdminRequest[Silenced]):
     """End the silences of alarms."""
 
@@ -418,7 +419,7 @@ class EndSilenceRequest(AdminRequest[Silenced]):
 # Clusters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ClusterRequest(AdminRequest[ClusterAnswer]):
     """Return the brokers of the cluster, and the topics with parts. `fresh`: read the directory
     first.
@@ -427,7 +428,7 @@ class ClusterRequest(AdminRequest[ClusterAnswer]):
     fresh: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class AddPartsRequest(AdminRequest[Added]):
     """Add `count` parts to a topic with parts, at the brokers with the numbers `brokers`."""
 
@@ -435,7 +436,7 @@ class AddPartsRequest(AdminRequest[Added]):
     brokers: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class MovePartRequest(AdminRequest[Moving]):
     """Begin to move a part to the broker with the number `broker`."""
 

@@ -14,8 +14,7 @@ import os
 import shlex
 import stat
 import struct
-import tomllib
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +22,7 @@ import zmq
 from zmq.utils import z85
 
 from ..errors import E_BAD_KEY, UsageError
+from ..records import Record, record
 from ..system import user_id
 
 __all__ = [
@@ -42,8 +42,8 @@ KEY_BYTES: Final = 32
 KEY_CHARS: Final = 40  # Z85 writes four bytes as five characters
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
+@record
+class Credentials(Record):
     """A client's own keys, and the server key that it trusts.
 
     It can be pickled and sent to machines without the key file. Its repr does not contain the
@@ -86,6 +86,8 @@ def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
     If `secret` is among the names, other users must have no access to the file, and `public` must
     belong to `secret`.
     """
+    import tomllib  # most clients have no keys
+
     try:
         with Path(path).open("rb") as file:
             status = os.fstat(file.fileno())

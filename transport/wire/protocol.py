@@ -1,4 +1,4 @@
-"""Protocol messages: every message between processes is a frozen dataclass with a fixed opcode.
+"""Protocol messages: every message between processes is a record with a fixed opcode.
 
 PROTOCOL.md shows the bytes of each message. A message consists of one control frame (a msgpack
 array: the opcode, then the fields in this order), and then two frames for each of its blocks (the

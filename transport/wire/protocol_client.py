@@ -10,13 +10,13 @@ once. No part of a stage is visible before the commit that names it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Final
 
-from crc32c import crc32c
-
+from ..checksum import crc32c
 from ..errors import E_BAD_ARGUMENT, E_UNSUPPORTED, UsageError
 from ..names import check_name, is_ephemeral
+from ..records import Record, record
 
 __all__ = [
     "BACKOFF",
@@ -145,8 +145,8 @@ Run = tuple[int, int, int]  # first offset, count, attempts
 Range = tuple[int, int]  # first offset, count
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
+@record
+class Wire(Record):
     """Base of all protocol messages.
 
     `request` 0 means that no reply is wanted, or that the message is not a reply.
@@ -158,7 +158,7 @@ class Wire:
 # Between any processes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Beat(Wire):
     """A heartbeat, sent when nothing else was sent for one heartbeat interval.
 
@@ -168,7 +168,7 @@ class Beat(Wire):
     op: ClassVar[int] = 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Done(Wire):
     """The reply to a request that was carried out. `data` depends on the request."""
 
@@ -177,7 +177,7 @@ class Done(Wire):
     data: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Failed(Wire):
     """The reply to a request that was refused. Nothing was changed unless the text says so."""
 
@@ -187,7 +187,7 @@ class Failed(Wire):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bye(Wire):
     """The sender ends the link.
 
@@ -203,7 +203,7 @@ class Bye(Wire):
 # Client to gateway (first message of a link over tcp)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Open(Wire):
     """Connect this link to a target: "supervisor", "topic" (to publish), "reader" (offset reads),
     "channel", "stage" (to write exactly once).
@@ -230,7 +230,7 @@ class Open(Wire):
 # Client to supervisor
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lookup(Wire):
     """Ask for the endpoints of a topic. Done.data: {"topic", "reader", "stage", "push": endpoints,
     "channel": endpoint or "", "uuid": str, "node": int, "epoch": int}. Each takeover begins a new
@@ -254,7 +254,7 @@ class Lookup(Wire):
     is_back: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Manage(Wire):
     """Carry out an administrative request about the broker, a topic, or a channel.
 
@@ -273,7 +273,7 @@ class Manage(Wire):
     by: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stats(Wire):
     """Ask for statistics of everything, or of one topic or channel.
 
@@ -286,7 +286,7 @@ class Stats(Wire):
     channel: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Spread(Wire):
     """The reply to Open, Lookup, Manage or Stats if the topic has parts, and the request is not
     about a part that lies at this broker. The client then asks the right brokers.
@@ -307,7 +307,7 @@ class Spread(Wire):
 # Producer and topic
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hello(Wire):
     """The first message of a producer on each link.
 
@@ -320,7 +320,7 @@ class Hello(Wire):
     heartbeat_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Welcome(Wire):
     """The reply to Hello.
 
@@ -335,7 +335,7 @@ class Welcome(Wire):
     heartbeat_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pub(Wire):
     """Publish one block (two frames follow).
 
@@ -345,7 +345,7 @@ class Pub(Wire):
     op: ClassVar[int] = 22
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stored(Wire):
     """These blocks, as (sequence, first offset), are as durable as the topic promises.
 
@@ -356,7 +356,7 @@ class Stored(Wire):
     blocks: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unstored(Wire):
     """Block `sequence` was refused.
 
@@ -374,7 +374,7 @@ class Unstored(Wire):
 # Consumer and channel
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sub(Wire):
     """The first message of a consumer. `ready`: its credit in messages. `message_timeout_ms`: 0 for
     the default. The reply is Subscribed or Failed.
@@ -402,7 +402,7 @@ class Sub(Wire):
     session: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Subscribed(Wire):
     """The answer to Sub. `ordered`: the channel delivers the messages of a key in order."""
 
@@ -414,7 +414,7 @@ class Subscribed(Wire):
     ordered: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Deliver(Wire):
     """A delivery (one block follows): its lease token, its runs in the block's order, and the
     duration of the lease, which runs from Begun on.
@@ -430,7 +430,7 @@ class Deliver(Wire):
     alone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Begun(Wire):
     """Handlers have begun these `ranges` of the delivery, or the whole delivery if they are empty.
 
@@ -444,7 +444,7 @@ class Begun(Wire):
     ranges: tuple[Range, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Recall(Wire):
     """Channel to consumer: give back up to `count` messages that no handler has begun, by Req with
     UNBEGUN, because another consumer is idle. The consumer may give back fewer, or none.
@@ -454,7 +454,7 @@ class Recall(Wire):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Settled(Wire):
     """Channel to consumer: this link ends, and the first `finishes` messages that were finished
     on it are committed. Finishes that were refused do not count.
@@ -464,7 +464,7 @@ class Settled(Wire):
     finishes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ready(Wire):
     """The consumer's credit: how many messages it may hold at a time (NSQ's RDY)."""
 
@@ -472,7 +472,7 @@ class Ready(Wire):
     ready: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fin(Wire):
     """Finish these `ranges` of the delivery, or the whole delivery if they are empty.
 
@@ -485,7 +485,7 @@ class Fin(Wire):
     ranges: tuple[Range, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Req(Wire):
     """Requeue these `ranges` of the delivery, or the whole delivery if they are empty, after
     `delay_ms` (0: at once; more than an hour counts as an hour).
@@ -505,7 +505,7 @@ class Req(Wire):
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Touch(Wire):
     """Restart the timeout of these `ranges` of the delivery now, or of the whole delivery if they
     are empty, up to the maximum time since they were begun.
@@ -517,7 +517,7 @@ class Touch(Wire):
     ranges: tuple[Range, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Answer(Wire):
     """The reply to Fin, Req, Touch and Begun. `refused`: the ranges that were no longer under this
     lease and so were not changed.
@@ -535,7 +535,7 @@ class Answer(Wire):
 # Offset readers and storage
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fetch(Wire):
     """Read blocks of about `bytes_max` bytes, beginning with the block that contains `offset`. The
     reply has at least one block if any exists.
@@ -549,7 +549,7 @@ class Fetch(Wire):
     bytes_max: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Blocks(Wire):
     """The reply to Fetch. Consecutive blocks follow. `start`: the oldest kept offset. `head`: the
     durable end of the topic (the next offset).
@@ -568,7 +568,7 @@ class Blocks(Wire):
     lost: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OffsetAt(Wire):
     """Ask storage for an offset by time. Done.data {"offset": the first one stored at `time_ns`
     (since 1970) or later, or the durable end if there is none; "start", "head": as in Blocks}. With
@@ -583,7 +583,7 @@ class OffsetAt(Wire):
     newest: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Measure(Wire):
     """Ask storage for the number of bytes between two offsets (`end` -1: the durable end).
 
@@ -603,7 +603,7 @@ class Measure(Wire):
 DELAY_MS_MAX: Final = 366 * 86_400_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PubDelayed(Wire):
     """Publish one block (two frames follow), which the topic adds to its log `delay_ms` after the
     arrival of this message, never earlier.
@@ -616,7 +616,7 @@ class PubDelayed(Wire):
     delay_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Delayed(Wire):
     """Block `sequence` is durable and waits for its due time. `due_ns` (wall clock) and `serial`
     are those of its first message, or -1 if the topic no longer remembers them.
@@ -690,7 +690,7 @@ def check_transaction(app: str, version: int, kind: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpenStage(Wire):
     """The first message of a writer on each link.
 
@@ -708,7 +708,7 @@ class OpenStage(Wire):
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Push(Wire):
     """Send one block over PUSH; the block follows. The sequence in its header is its number in the
     stage. Push has no reply, and a block that does not fit is dropped. Staged and Missing tell the
@@ -720,7 +720,7 @@ class Push(Wire):
     stage: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Staged(Wire):
     """Blocks below `received` have arrived (they are not durable yet).
 
@@ -732,7 +732,7 @@ class Staged(Wire):
     received: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Seal(Wire):
     """Make the pushed blocks durable: since the stage began, these are `blocks` blocks of
     `size_bytes` bytes together, with this `checksum`. `final`: True if no more blocks will follow.
@@ -751,7 +751,7 @@ class Seal(Wire):
     final: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Missing(Wire):
     """Storage asks the writer to push again, from block `expected` on.
 
@@ -764,7 +764,7 @@ class Missing(Wire):
     expected: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Commit(Wire):
     """Make all `parts` (stages with a final seal) part of the topic at once, in this order, or none
     of them. Other stages of the transaction are dropped. Done.data: {"first_offset", "messages",
@@ -782,7 +782,7 @@ class Commit(Wire):
     parts: tuple[StagePart, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Abort(Wire):
     """Drop `stages`. If `app` is not empty, also drop all stages of that transaction.
 

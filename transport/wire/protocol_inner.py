@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
+from ..records import record
 from ..settings import NewChannelSettings
 from .protocol_client import Wire
 
@@ -54,7 +55,7 @@ __all__ = [
 # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Head(Wire):
     """Topic to its channels: the new durable end."""
 
@@ -65,7 +66,7 @@ class Head(Wire):
 # Channel, topic and storage
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpenChannel(Wire):
     """Channel to storage: asks for the channel's row. If it does not exist, storage creates it with
     these settings (`transport/settings.py`; `start` is one of them).
@@ -83,7 +84,7 @@ class OpenChannel(Wire):
     settings: NewChannelSettings = field(default_factory=NewChannelSettings)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Save(Wire):
     """Channel to storage: asks it to commit these rows. `holes_put`: (start, count, attempts,
     due_ns) of holes to write. `holes_gone`: the starts of holes to remove. Storage answers with
@@ -107,7 +108,7 @@ class Save(Wire):
     more: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Attach(Wire):
     """Channel to topic: asks for blocks from `next_offset` on. The topic sends Offers, or Behind.
 
@@ -120,7 +121,7 @@ class Attach(Wire):
     credit_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Credit(Wire):
     """Channel to topic: the new total of bytes granted since the link began."""
 
@@ -128,7 +129,7 @@ class Credit(Wire):
     credit_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Offer(Wire):
     """Topic to channel: consecutive blocks follow."""
 
@@ -136,7 +137,7 @@ class Offer(Wire):
     head: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Behind(Wire):
     """Topic to channel: the topic does not hold the channel's next block in memory.
 
@@ -147,7 +148,7 @@ class Behind(Wire):
     head: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Due(Wire):
     """Channel to storage: asks for the deferred rows that are due by `until_ns` (wall clock), but
     only for the earliest `limit` of them.
@@ -164,7 +165,7 @@ class Due(Wire):
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeferredAt(Wire):
     """Channel to storage: asks for the deferred rows that have some of these offsets.
 
@@ -178,7 +179,7 @@ class DeferredAt(Wire):
     offsets: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dropped(Wire):
     """Storage to channel: messages below `start` were removed, finished or not, because of the
     topic's limit (`drop-oldest`).
@@ -191,7 +192,7 @@ class Dropped(Wire):
 # Scan
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScanOrder(Wire):
     """Scan loop to a worker: asks it to send Scan to these targets (key, endpoint)."""
 
@@ -200,7 +201,7 @@ class ScanOrder(Wire):
     targets: tuple[tuple[int, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scan(Wire):
     """Scan worker to a channel or a storage: process everything that is due now."""
 
@@ -208,7 +209,7 @@ class Scan(Wire):
     request: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scanned(Wire):
     """Channel or storage to scan worker: `dirty` is True if something was due. `next_due_ns`: the
     next due time (monotonic ns of this machine, 0 for none).
@@ -220,7 +221,7 @@ class Scanned(Wire):
     next_due_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScanReport(Wire):
     """Worker to scan loop: (key, state, next due time) of each target.
 
@@ -236,7 +237,7 @@ class ScanReport(Wire):
     results: tuple[tuple[int, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hint(Wire):
     """Channel or storage to scan loop: the sender's next due time became earlier."""
 
@@ -245,7 +246,7 @@ class Hint(Wire):
     next_due_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HangUp(Wire):
     """Scan loop to a worker: these endpoints no longer exist."""
 
@@ -256,7 +257,7 @@ class HangUp(Wire):
 # Storage and the archive actor
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpenArchive(Wire):
     """Storage to the archive actor: asks which archive it uses.
 
@@ -268,7 +269,7 @@ class OpenArchive(Wire):
     request: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class UploadChunk(Wire):
     """Storage to the archive actor: upload the sealed chunk that begins at this offset, from this
     folder.
@@ -285,7 +286,7 @@ class UploadChunk(Wire):
     index_every_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FetchSegment(Wire):
     """Storage to the archive actor: fetch a segment of a chunk, or its index for the number -1, to
     the file `path`.
@@ -302,7 +303,7 @@ class FetchSegment(Wire):
     path: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WriteManifest(Wire):
     """Storage to the archive actor: write the list of the topic's chunks in the bucket, then remove
     the objects of chunks below `removable` that earlier lists name.
@@ -324,7 +325,7 @@ class WriteManifest(Wire):
     removable: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ForgetArchive(Wire):
     """Supervisor to the archive actor: a topic was deleted, so remove all its objects."""
 
@@ -332,7 +333,7 @@ class ForgetArchive(Wire):
     uuid: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpenShipping(Wire):
     """Storage to the archive actor: asks what the log of ticks has of this topic.
 
@@ -348,7 +349,7 @@ class OpenShipping(Wire):
     uuid: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ship(Wire):
     """Storage to the archive actor: put this piece of a topic into the log of ticks.
 
@@ -378,7 +379,7 @@ class Ship(Wire):
     changes: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShipBase(Wire):
     """Storage to the archive actor: upload the file with all rows of a topic's stores.
 
@@ -392,7 +393,7 @@ class ShipBase(Wire):
     path: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShipAgain(Wire):
     """Archive actor to storage: old ticks should be removed, and this topic still needs them.
 
@@ -404,7 +405,7 @@ class ShipAgain(Wire):
     roll_below: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShipNow(Wire):
     """Supervisor to archive actor: the broker stops, so put what waits into the bucket at once.
 
@@ -415,7 +416,7 @@ class ShipNow(Wire):
     is_last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WakeTopic(Wire):
     """Archive actor to supervisor: wake this topic, so that it ships all rows again."""
 
@@ -423,7 +424,7 @@ class WakeTopic(Wire):
     uuid: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DirectoryEntries(Wire):
     """Archive actor to supervisor: entries of the cluster's directory, the first one with the
     number `first` (storage/cluster/directory.py).
@@ -438,7 +439,7 @@ class DirectoryEntries(Wire):
     is_all: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DirectoryTrouble(Wire):
     """Archive actor to supervisor: why it cannot read the cluster's directory, or "" if it can
     again.
@@ -451,7 +452,7 @@ class DirectoryTrouble(Wire):
 # Supervisor and child processes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Born(Wire):
     """Child to supervisor: it has started. `data`: its endpoints, and what it recovered."""
 
@@ -461,7 +462,7 @@ class Born(Wire):
     data: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pulse(Wire):
     """Child to supervisor, each second or in reply to Ask: it is alive, with its statistics.
 
@@ -475,7 +476,7 @@ class Pulse(Wire):
     details: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ask(Wire):
     """Supervisor to child: asks for a Pulse now.
 
@@ -488,14 +489,14 @@ class Ask(Wire):
     detailed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Stop(Wire):
     """Supervisor to child: finish what is in progress, answer all waiting requests, and end."""
 
     op: ClassVar[int] = 83
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Targets(Wire):
     """Supervisor to scan loop: all channels and topics, as (key, endpoint), and all workers, as
     endpoints.
@@ -506,7 +507,7 @@ class Targets(Wire):
     workers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PoolSize(Wire):
     """Scan loop to supervisor: the number of workers that it wants."""
 
@@ -514,7 +515,7 @@ class PoolSize(Wire):
     workers: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hung(Wire):
     """Scan loop to supervisor: this channel missed its scans."""
 
@@ -522,7 +523,7 @@ class Hung(Wire):
     key: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Over(Wire):
     """Ephemeral channel to supervisor: delete the channel, because its last consumer has left."""
 
@@ -530,7 +531,7 @@ class Over(Wire):
     key: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Alarm(Wire):
     """Supervisor to the sender of alarms: these events, as dictionaries (see docs/channels.md), for
     all receivers.
@@ -540,7 +541,7 @@ class Alarm(Wire):
     events: tuple[dict[str, Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Schedules(Wire):
     """Supervisor to scheduler: all schedules of the topics that this broker serves now.
 
@@ -552,7 +553,7 @@ class Schedules(Wire):
     rows: tuple[dict[str, Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gone(Wire):
     """Supervisor to gateways: the owner of an endpoint died. Supervisor to topics and channels: a
     gateway died, so all peers behind its routing id are gone. Supervisor to topics, with the name

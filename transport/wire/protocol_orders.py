@@ -7,9 +7,9 @@ with the client's data. The supervisor gives each order its request number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from ..records import record
 from ..settings import ChannelOptions, RetentionSettings
 from .protocol_client import Done, Wire
 
@@ -26,14 +26,14 @@ __all__ = [
 AnswerT = TypeVar("AnswerT", bound=Wire)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Order(Wire, Generic[AnswerT]):
     """Base of all orders, with the type of the reply."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OrderAnswer(Wire):
     """Base of the replies that the supervisor reads."""
 
@@ -43,7 +43,7 @@ class OrderAnswer(Wire):
 # Replies that the supervisor reads
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Position(OrderAnswer):
     """An offset of the topic: the one that the order asked for."""
 
@@ -51,7 +51,7 @@ class Position(OrderAnswer):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BehindPause(OrderAnswer):
     """Topic to supervisor: the messages that wait behind the pause.
 
@@ -63,7 +63,7 @@ class BehindPause(OrderAnswer):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ChannelConfigured(OrderAnswer):
     """Channel to supervisor: all its settings, durable."""
 
@@ -71,7 +71,7 @@ class ChannelConfigured(OrderAnswer):
     settings: ChannelOptions
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeadLettersGo(OrderAnswer):
     """Channel to supervisor: its dead letters go to this topic."""
 
@@ -82,7 +82,7 @@ class DeadLettersGo(OrderAnswer):
 # To a storage
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SetSealed(Order[Position]):
     """Accept no more blocks, because the topic is about to be deleted, or accept blocks again.
 
@@ -93,7 +93,7 @@ class SetSealed(Order[Position]):
     is_sealed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SetRetention(Order[Done]):
     """Change the retention of the topic. Done.data: {"retention"}."""
 
@@ -101,7 +101,7 @@ class SetRetention(Order[Done]):
     retention: RetentionSettings
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SetSync(Order[Done]):
     """Answer publishes from now on as this sync mode says: `always` or `bucket`."""
 
@@ -109,14 +109,14 @@ class SetSync(Order[Done]):
     sync: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ListChunks(Order[Done]):
     """List the chunks. Done.data: {"chunks", ...}."""
 
     op: ClassVar[int] = 97
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FindOffset(Order[Position]):
     """Find the first offset that was stored at `time_ns` (since 1970) or later."""
 
@@ -124,7 +124,7 @@ class FindOffset(Order[Position]):
     time_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CountDelayed(Order[Done]):
     """Count the delayed messages.
 
@@ -134,7 +134,7 @@ class CountDelayed(Order[Done]):
     op: ClassVar[int] = 99
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ListDelayed(Order[Done]):
     """List at most `limit` delayed messages after the key `after` (due time, serial); () for the
     first ones.
@@ -147,7 +147,7 @@ class ListDelayed(Order[Done]):
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CancelDelayed(Order[Done]):
     """Cancel the delayed messages with these keys (due time, serial).
 
@@ -160,7 +160,7 @@ class CancelDelayed(Order[Done]):
     all: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BackUpState(Order[Done]):
     """Copy the topic's state for the backup of this id.
 
@@ -171,7 +171,7 @@ class BackUpState(Order[Done]):
     id: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BackUpLog(Order[Done]):
     """Copy the topic's log for the backup of this id. Done.data: place and content of the copy."""
 
@@ -179,7 +179,7 @@ class BackUpLog(Order[Done]):
     id: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EndBackup(Order[Done]):
     """Drop the copies for the backup of this id."""
 
@@ -187,7 +187,7 @@ class EndBackup(Order[Done]):
     id: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LeaveChannel(Order[Done]):
     """Add no more messages to an ephemeral channel, because it is about to be deleted."""
 
@@ -195,7 +195,7 @@ class LeaveChannel(Order[Done]):
     channel: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DropChannel(Order[Done]):
     """Remove the rows of a channel whose process has ended. The reply comes after the commit."""
 
@@ -206,7 +206,7 @@ class DropChannel(Order[Done]):
 # To a topic or to a channel
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SetClosed(Order[Done]):
     """Tell all processes of a topic to which clients the topic is closed from now on."""
 
@@ -215,7 +215,7 @@ class SetClosed(Order[Done]):
     to_consumers: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SetPaused(Order[Done]):
     """Pause a topic or a channel, or let it continue."""
 
@@ -223,7 +223,7 @@ class SetPaused(Order[Done]):
     is_paused: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hold(Order[Done]):
     """Let a channel give out no message and call back what no handler has begun, because it is to
     move to another process. It answers when its consumers hold no message. With `is_over`, it goes
@@ -234,7 +234,7 @@ class Hold(Order[Done]):
     is_over: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EmptyTopic(Order[BehindPause]):
     """Remove the messages that wait for a first channel, and ask which messages wait behind the
     pause.
@@ -243,7 +243,7 @@ class EmptyTopic(Order[BehindPause]):
     op: ClassVar[int] = 109
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MovePause(Order[Done]):
     """Move the topic's pause to `end`. Every channel has skipped the messages before it."""
 
@@ -251,7 +251,7 @@ class MovePause(Order[Done]):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EmptyChannel(Order[Done]):
     """Skip all messages that the channel has not finished. `head`: the end of the topic."""
 
@@ -259,7 +259,7 @@ class EmptyChannel(Order[Done]):
     head: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Skip(Order[Done]):
     """Skip the messages from `start` up to `end`. The reply comes when this is durable."""
 
@@ -268,7 +268,7 @@ class Skip(Order[Done]):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SkipMessages(Order[Done]):
     """Finish these messages for the channel without a delivery, wherever they are. `head`: the end
     of the topic. With `preview`, only say which of them that would be.
@@ -283,7 +283,7 @@ class SkipMessages(Order[Done]):
     preview: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Seek(Order[Position]):
     """Move the channel to `offset`, within the range of the log (`start`, `head`). The reply is the
     new position. It is durable then.
@@ -300,7 +300,7 @@ class Seek(Order[Position]):
     forward: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Peek(Order[Done]):
     """Show at most `limit` messages of each state of the channel.
 
@@ -313,7 +313,7 @@ class Peek(Order[Done]):
     head: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConfigureChannel(Order[ChannelConfigured]):
     """Change these settings of the channel. None resets a setting to its default."""
 
@@ -321,7 +321,7 @@ class ConfigureChannel(Order[ChannelConfigured]):
     changes: ChannelOptions
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Disconnect(Order[Done]):
     """End the subscriptions of the consumers with this name, when their finishes are committed.
 
@@ -332,7 +332,7 @@ class Disconnect(Order[Done]):
     consumer: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunSchedule(Order[Done]):
     """Supervisor to scheduler: publish the message of a schedule once, now.
 
@@ -345,7 +345,7 @@ class RunSchedule(Order[Done]):
     row: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WhereDeadLettersGo(Order[DeadLettersGo]):
     """Ask for the topic to which the channel's dead letters go."""
 
@@ -355,7 +355,7 @@ class WhereDeadLettersGo(Order[DeadLettersGo]):
 # To the archive actor
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AppendEntry(Order[Done]):
     """Add this entry to the cluster's directory (storage/cluster/directory.py). An entry that is
     there already is not added again, so the order may be repeated with the same entry.
@@ -368,7 +368,7 @@ class AppendEntry(Order[Done]):
     entry: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReadDirectory(Order[Done]):
     """Read the cluster's directory on now, because somebody may have added an entry.
 
@@ -379,7 +379,7 @@ class ReadDirectory(Order[Done]):
     op: ClassVar[int] = 56
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WaitForShipping(Order[Done]):
     """Answer when the bucket has the registry as it is now, and with `uuid` all of this topic below
     offset `end`.
@@ -393,7 +393,7 @@ class WaitForShipping(Order[Done]):
     end: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CopyArchive(Order[Done]):
     """Copy the archive of a part that the broker with the bucket at `url` still has.
 
@@ -405,7 +405,7 @@ class CopyArchive(Order[Done]):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TakePart(Order[Done]):
     """Make the directory of a part that another broker has given to this one
     (storage/bucket/shipping/part_taking.py).
@@ -426,7 +426,7 @@ class TakePart(Order[Done]):
 # To any actor
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reload(Order[Done]):
     """Apply these settings. They are all settings that may change while an actor runs.
 
@@ -437,7 +437,7 @@ class Reload(Order[Done]):
     log_level: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReloadGateway(Reload):
     """Reload the settings of the ZeroMQ gateway. It reads `access_file` again."""
 
@@ -445,7 +445,7 @@ class ReloadGateway(Reload):
     access_file: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReloadNsqGateway(ReloadGateway):
     """Reload the settings of the NSQ gateway, with its TLS options."""
 
@@ -458,7 +458,7 @@ class ReloadNsqGateway(ReloadGateway):
     min_version: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReloadHttpGateway(ReloadGateway):
     """Reload the settings of the HTTP gateway, with the paths of its certificate and key."""
 
@@ -467,7 +467,7 @@ class ReloadHttpGateway(ReloadGateway):
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReloadShipping(Reload):
     """Reload the settings of a topic or of the archive actor, with the bound of shipping."""
 
@@ -475,14 +475,14 @@ class ReloadShipping(Reload):
     bucket_lag_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LookAtNames(Order[Done]):
     """Tell an NSQ gateway that topics or channels were created or deleted."""
 
     op: ClassVar[int] = 121
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SetLookupds(Order[Done]):
     """Make an NSQ gateway register with the nsqlookupds at these addresses, and with no others."""
 

@@ -23,8 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from crc32c import crc32c
-
+from ..checksum import crc32c
 from ..errors import E_BAD_COMMAND, E_CLOSED, E_PARTS, Refused, UsageError
 from ..names import PARTS_MAX, part_name, part_of
 from .address import Address, Space, parse

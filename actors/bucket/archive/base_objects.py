@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from crc32c import crc32c
-
 from ....storage.bucket.bucket import Bucket
 from ....storage.bucket.shipping.tick_format import Tail, state_object
 from ....storage.errors import StorageError
 from ....storage.files import Files
+from ....transport.checksum import crc32c
 from ....transport.errors import E_BUCKET
 from ....transport.wire import protocol as p
 from ...runtime.port import Envelope

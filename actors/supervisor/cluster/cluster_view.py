@@ -39,8 +39,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from crc32c import crc32c
-
 from ....storage.cluster.directory import (
     NOBODY,
     CloseEntry,
@@ -58,6 +56,7 @@ from ....storage.cluster.directory import (
     why_unfit,
 )
 from ....storage.errors import Damaged, ForeignDirectory
+from ....transport.checksum import crc32c
 from ....transport.errors import (
     E_BAD_ARGUMENT,
     E_BAD_NAME,

@@ -30,7 +30,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import stat
 import uuid
 from collections import ChainMap
@@ -92,7 +91,7 @@ class MemoryRoot:
     def _made(self) -> Path:
         if self._root is not None:
             return self._root
-        root = self._shm / f"zsq-{secrets.token_hex(16)}" if self._usable() else self._fallback
+        root = self._shm / f"zsq-{os.urandom(16).hex()}" if self._usable() else self._fallback
         if root == self._fallback:
             least = options.EPHEMERAL_SHM_BYTES_MIN // (1024 * 1024)
             text = (

@@ -36,11 +36,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Required, TypedDict, cast
 
-from crc32c import crc32c
-
 from ....storage import documents
 from ....storage.errors import ForeignDirectory
 from ....storage.foreign import is_uuid
+from ....transport.checksum import crc32c
 from ....transport.errors import UsageError
 from ....transport.names import check_name
 from ....transport.settings import SYNC_MODES

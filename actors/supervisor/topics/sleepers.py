@@ -27,11 +27,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from crc32c import crc32c
-
 from .... import __version__
 from ....storage import documents
 from ....storage.files import Files
+from ....transport.checksum import crc32c
 from ...settings.options import ServeOptions
 from ...statistics.broker_view import GroupState, channel_pulse, storage_pulse, topic_pulse
 from .registry_format import TopicRow

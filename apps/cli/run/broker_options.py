@@ -376,12 +376,15 @@ def given_security(given: GivenOptions) -> SecurityOptions:
 
     Files that cannot be used are refused before the broker starts.
     """
-    from ....actors.security.access import AccessError
-    from ....actors.security.curve import CurveAuthentication, check, load_rules
     from ....actors.settings.options import SecurityOptions
 
     access, key = _absolute(given.access), _absolute(given.curve_key)
     options = SecurityOptions(access, key, given.insecure)
+    if not access and not key:
+        return options
+    from ....actors.security.access import AccessError
+    from ....actors.security.curve import CurveAuthentication, check, load_rules
+
     try:
         if not given.no_listen:
             CurveAuthentication(options)

@@ -9,12 +9,13 @@ docs/configuration.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
+from ....transport.records import Record, record
 from ....transport.settings import SYNC_MODES
 from ..manage.settings import KEEPING, value_of
 from ..options import AUTO_CREATE, MESSAGE_BYTES_LARGEST, MESSAGE_BYTES_MAX, Value
@@ -54,8 +55,8 @@ _TIME: Final = Value("TIME", Seconds())
 _NUMBER: Final = Value("N", Count())
 
 
-@dataclass(frozen=True, slots=True)
-class OptionRow:
+@record
+class OptionRow(Record):
     """The row of an option.
 
     `live` options are reloaded by SIGHUP (actors/supervisor/reloading.py). The others need a
@@ -87,8 +88,8 @@ def _kept(parameter: str) -> Any:
     return _row(None, value_of(setting), setting.help, live=True, usual=setting.default)
 
 
-@dataclass(frozen=True, slots=True)
-class GivenOptions:
+@record
+class GivenOptions(Record):
     """The options of `zsq serve`, by click's names, in the order of its help.
 
     None means not set.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pkgutil
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,7 +111,6 @@ def run(
     context: click.Context, given: Mapping[str, Any], *, is_standby: bool, is_first: bool = False
 ) -> int:
     """Run a broker in the foreground."""
-    check_python(sys.version_info[:3])
     environment = dict(os.environ)
 
     # Made before the secrets are removed from the environment.
@@ -125,7 +123,7 @@ def run(
         check_exists(options.data_dir, given["must_exist"])
     choose_temporary_directory(options.data_dir)
     # Imports take half of the time of a start. The forkserver does its imports in parallel.
-    forkserver.begin()
+    forkserver.begin(has_secrets=bool(environment.keys() - os.environ.keys()))
     if is_standby and not options.bucket_lag_s:
         raise click.UsageError("a standby needs what the primary ships: set --bucket-lag to a time")
     for runner in filter(None, (role(options) for role in filled("ROLE"))):
@@ -151,8 +149,9 @@ def check_exists(data_dir: Path, must_exist: bool) -> None:
 def choose_temporary_directory(data_dir: Path) -> None:
     """Use DATA_DIR/tmp if no usual directory for temporary files can be written.
 
-    A container with a read-only root file system may have none. The forkserver needs one for its
-    socket. Raises `UsageError` if the data directory cannot be written either.
+    A container with a read-only root file system may have none. The commands of alarms and a long
+    path of the data directory need one. Raises `UsageError` if the data directory cannot be written
+    either.
     """
     try:
         tempfile.gettempdir()
@@ -173,17 +172,3 @@ def choose_temporary_directory(data_dir: Path) -> None:
         raise UsageError(E_BAD_ARGUMENT, text) from None
     # For this process, and for those that it starts.
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
-
-
-def check_python(version: tuple[int, ...]) -> None:
-    """Refuse a Python version whose forkserver obeys every user of the machine (CVE-2022-42919).
-
-    The broker's processes come from the forkserver.
-    """
-    if version < (3, 11, 1):
-        present = ".".join(map(str, version))
-        text = (
-            "any user of this machine could run code as the broker (CVE-2022-42919); install "
-            "Python 3.11.1 or later"
-        )
-        raise UsageError(E_BAD_ARGUMENT, f"Python {present} is not safe for a broker: {text}")

@@ -1,11 +1,10 @@
 """Broker with slower syncs, to show how it would run with a slower disk. The delay can be changed.
 
-The product has no code for this. `PROGRAM` replaces `python -m zsq` and adds this module to the
-imports of the forkserver. So each child has the module before it is forked. Here a sleep in the
-same thread follows each sync of `storage/files.py`, as a slower disk would keep that thread
-waiting. A commit of LMDB syncs twice below Python (its pages, then its meta page), where no sleep
-can be added. Therefore two sleeps follow the whole commit. A shim in front of the C library was
-rejected, because it needs a compiler.
+The product has no code for this. `PROGRAM` replaces `python -m zsq` and imports this module before
+the forkserver is forked. So each process has it. Here a sleep in the same thread follows each sync
+of `storage/files.py`, as a slower disk would keep that thread waiting. A commit of LMDB syncs twice
+below Python (its pages, then its meta page), where no sleep can be added. Therefore two sleeps
+follow the whole commit. A shim in front of the C library was rejected, because it needs a compiler.
 
 The delay lies in a file of eight bytes that all processes map. So one broker can be measured with
 several delays in turn.
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import multiprocessing.forkserver as forkserver
 import os
 import struct
 import time
@@ -101,15 +99,9 @@ def slow_broker(
 
 
 def serve() -> None:
-    """Run `zsq` with a forkserver that also imports this module."""
+    """Run `zsq`, whose processes are forked from this one."""
     from zsq.apps.cli import main
 
-    preload = forkserver.set_forkserver_preload
-
-    def with_this_one(modules_names: list[str]) -> None:
-        preload([*modules_names, __name__])
-
-    forkserver.set_forkserver_preload = with_this_one
     main()
 
 

@@ -24,8 +24,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
+from ....transport.checksum import crc32c
 from ... import documents
 from ...errors import Damaged, ForeignDirectory
 from ...foreign import text_of, uuid_of, whole_number

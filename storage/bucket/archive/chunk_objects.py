@@ -11,8 +11,7 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
-from crc32c import crc32c
-
+from ....transport.checksum import crc32c
 from ...errors import Damaged, StorageError
 from ...files import TEMPORARY_SUFFIX, Files
 from ...log.chunk import ArchivedChunk, Chunk, archived_of, open_surely

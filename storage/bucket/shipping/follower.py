@@ -23,8 +23,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from crc32c import crc32c
-
+from ....transport.checksum import crc32c
 from ...directory.store import TopicIdentity
 from ...documents import loads
 from ...errors import Damaged, ForeignDirectory

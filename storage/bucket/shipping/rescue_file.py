@@ -23,9 +23,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from crc32c import crc32c
-
 from ....transport.block.block import Block
+from ....transport.checksum import crc32c
 from ....transport.errors import UsageError
 from ....transport.wire.codec import HeaderValue, pack_headers, user_headers
 from ... import documents

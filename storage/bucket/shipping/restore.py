@@ -33,9 +33,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from ....transport.block.block import IN_GROUP
+from ....transport.checksum import crc32c
 from ...delayed.delayed_recovery import check_delayed
 from ...directory.store import Store, StoreOptions, TopicIdentity, open_store
 from ...errors import Damaged, StorageError

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from crc32c import crc32c
-
+from ....transport.checksum import crc32c
 from ...documents import loads
 from ...errors import Damaged, ForeignDirectory
 from ...row_changes import decode_frames, read_frames

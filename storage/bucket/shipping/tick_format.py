@@ -40,8 +40,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from crc32c import crc32c
-
+from ....transport.checksum import crc32c
 from ....transport.wire.codec import pack_value, unpack_value
 from ... import documents
 from ...errors import Damaged, ForeignDirectory

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, TypeVar
 
-from crc32c import crc32c
-
+from ....transport.checksum import crc32c
 from ...errors import Damaged, ForeignDirectory
 from ..bucket import Bucket, BucketAway, BucketRefuses, ObjectMissing
 from .ship_log import Chain, check_follows, find_chain, newest_boundary

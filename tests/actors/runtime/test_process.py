@@ -53,8 +53,7 @@ print(bool(select.select([pidfd], [], [], 10)[0]))
 
 
 FAILING = """
-import os, threading
-from multiprocessing import Pipe
+import os, socket, threading
 from zsq.actors.runtime import process_table
 from zsq.actors.runtime.child import ChildSpec
 
@@ -65,8 +64,8 @@ class Failing:
     def run(self, *_):
         raise RuntimeError("by plan")
 
-ours, theirs = Pipe()
-process_table.child_main("__main__:Failing", ChildSpec(1, "channel", "channel"), "", theirs, os.getppid(), "error")
+ours, theirs = socket.socketpair()
+process_table.child_main(theirs.fileno(), "__main__:Failing", ChildSpec(1, "channel", "channel"), "", os.getppid(), "error")
 """
 
 

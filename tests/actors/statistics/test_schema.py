@@ -209,7 +209,7 @@ def names(rows: Iterable[Mapping[str, object]]) -> set[str]:
 def test_stats_has_every_row_and_no_statistic_without_one() -> None:
     made, channel = broker(), core()
     child = made.group.child("c")
-    child.host = HostProcess(1, cast("Any", None), None, 1)
+    child.host = HostProcess(1, cast("Any", None), 1)
     child.stats = {**channel.statistics(0), "settings": {}, "rates": {}}
     publisher, consumer = defaults("publisher"), defaults("consumer")
     client = {name: consumer[name] for name in get_type_hints(reports.ProducerStats)} | {

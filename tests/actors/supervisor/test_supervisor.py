@@ -68,7 +68,7 @@ class Place:
         spec = SimpleNamespace(
             key=key, kind=kind, title=kind, start=ActorStart(), stop_timeout_s=1.0
         )
-        host = HostProcess(1, cast("Any", None), None)
+        host = HostProcess(1, cast("Any", None))
         found = host.children[key] = Child(cast("Any", spec), host)
         for name, value in {"state": "up", "envelope": (b"%d" % key,), **changes}.items():
             setattr(found, name, value)
@@ -258,7 +258,7 @@ def test_a_kill_uses_the_pidfd_and_before_it_is_known_the_pid(
     monkeypatch.setattr(
         signal, "pidfd_send_signal", lambda fd, number: sent.append(("pidfd", fd, number))
     )
-    host = HostProcess(123_456, cast("Any", None), None, pidfd=9 if known else -1)
+    host = HostProcess(123_456, cast("Any", None), pidfd=9 if known else -1)
     table = SimpleNamespace(hosts={host})
     ProcessTable.kill(cast("Any", table), host)
     assert sent == [("pidfd", 9, signal.SIGKILL) if known else ("pid", 123_456, signal.SIGKILL)]

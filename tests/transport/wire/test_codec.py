@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import tracemalloc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_origin, get_type_hints, is_typeddict
 
 import msgpack
 import pytest
@@ -66,6 +66,17 @@ def test_each_message_comes_back_as_it_was_encoded(message: type[Wire]) -> None:
         assert codec.decode(memoryview(frame)) == made
 
     check()
+
+
+@pytest.mark.parametrize("message", WORDS.values(), ids=lambda message: message.__name__)
+def test_the_kind_of_each_field_is_that_of_its_annotation(message: type[Wire]) -> None:
+    """The codec reads the text of the annotation, because to evaluate it would delay each start."""
+    hints = get_type_hints(message)
+    kinds = {field.name: hints[field.name] for field in dataclasses.fields(message)}
+    assert codec.field_kinds(message) == {
+        name: dict if is_typeddict(kind) else get_origin(kind) or kind
+        for name, kind in kinds.items()
+    }
 
 
 def test_opcodes_are_one_byte_and_unique() -> None:

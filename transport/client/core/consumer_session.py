@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from secrets import randbits
+from random import SystemRandom
 from typing import Final
 
 from ...block.block import Block, check_columns
@@ -335,7 +335,9 @@ class ConsumerSession:
         # or it belongs to another process.
         self.over = ""
         self._request = 1
-        self._number = randbits(63)  # the channel knows this session by it, whatever its link is
+        self._number = SystemRandom().getrandbits(
+            63
+        )  # the channel knows this session by it, whatever its link is
         self._joined_with = ready  # the credit that Sub had
         # The value of `unconfirmed` at the time when a request was sent, by the request's number.
         self._unconfirmed_by_request: dict[int, int] = {}

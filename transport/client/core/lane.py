@@ -6,9 +6,9 @@ Nothing here waits. `ProducerEngine` has the steps of the producer's calls.
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from random import SystemRandom
 from typing import Final
 
 from ...block.block import KEY_BYTES_MAX, MESSAGE_BYTES_LARGEST, MESSAGE_BYTES_MAX, Block
@@ -44,7 +44,7 @@ _PUB: Final = encode(Pub())
 
 def fresh_ids() -> Iterator[int]:
     while True:
-        yield secrets.randbits(63) or 1
+        yield SystemRandom().getrandbits(63) or 1
 
 
 class Lanes(Engine):
@@ -330,7 +330,7 @@ class TopicParts:
         self._order: list[Lane] = []
         self._keys = KeyParts(0)
         # Programs that publish once and end would otherwise all use the same part.
-        self._turn = secrets.randbelow(PARTS_MAX)
+        self._turn = SystemRandom().randrange(PARTS_MAX)
         self._ask_ns = 0  # when to ask for new parts
 
     def take(self, keys: KeyParts) -> None:

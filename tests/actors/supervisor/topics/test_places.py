@@ -45,7 +45,7 @@ class Place(Broker):
         self.options.own_process = "busy"
         self.options.share_after_s = 60.0
         self.options.busy_at = 0.2
-        self.host = HostProcess(1, cast("Any", None), None, 1)
+        self.host = HostProcess(1, cast("Any", None), 1)
         self.placed: list[tuple[int, int]] = []  # actors and ends of each request for a place
         self.sent: list[tuple[Child, p.Hold, Any]] = []
         self.send_order = lambda child, make, then, patience_s=0.0: self.sent.append(

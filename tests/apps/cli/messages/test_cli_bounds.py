@@ -15,9 +15,7 @@ from click.testing import CliRunner
 from zsq.apps.cli.app import app
 from zsq.apps.cli.manage import topic as topic_command
 from zsq.apps.cli.messages import delayed, publish
-from zsq.apps.cli.run.serve import check_python
 from zsq.transport.client.blocking import client
-from zsq.transport.errors import UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -137,12 +135,3 @@ def test_a_waiting_command_repeats_its_reason_but_not_at_each_look(
         cast("Any", admin), "t", cast("Any", SimpleNamespace(wait=lambda seconds: False)), None
     )
     assert told == ["waiting for channel c (7 waiting)"] * said
-
-
-def test_a_python_with_an_unsafe_forkserver_runs_no_broker() -> None:
-    with pytest.raises(
-        UsageError, match=r"Python 3\.11\.0 is not safe for a broker: .*CVE-2022-42919.*3\.11\.1"
-    ):
-        check_python((3, 11, 0))
-    check_python((3, 11, 1))
-    check_python((3, 13, 0))

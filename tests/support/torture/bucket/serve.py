@@ -7,14 +7,12 @@ on other machines. And the log of ticks is made shorter much earlier, so that th
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 LOG_TICKS: Final = 120
 COLLECT_EVERY_NS: Final = 2_000_000_000
-MODULE: Final = "support.torture.bucket.serve"
 
 
 def shorten_log() -> None:
@@ -29,9 +27,8 @@ def main(host: str, arguments: list[str]) -> None:
     from zsq.actors.supervisor import run_directory
     from zsq.apps.cli import main as zsq
 
-    context: Any = multiprocessing.get_context("forkserver")
-    preload, claim = context.set_forkserver_preload, run_directory.claim
-    context.set_forkserver_preload = lambda modules: preload([*modules, MODULE])
+    shorten_log()
+    claim = run_directory.claim
     run_directory.claim = lambda uuid, *more: claim(f"{uuid}-{host}", *more)
     sys.argv = ["zsq", *arguments]
     zsq()
@@ -41,5 +38,3 @@ if __name__ == "__main__":
     # In place of this folder, which has modules with common names.
     sys.path[0] = str(Path(__file__).parents[3])
     main(sys.argv[1], sys.argv[2:])
-elif __name__ == MODULE:
-    shorten_log()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.faulty_files import Change, FaultyFiles, PowerCut, keep_all
 
-from zsq.actors.supervisor.data_dir import ASIDE, BEGUN, clear_imports
+from zsq.actors.supervisor.import_remains import ASIDE, BEGUN, clear_imports
 from zsq.actors.supervisor.topics.registry import Registry
 from zsq.storage.files import Files
 
