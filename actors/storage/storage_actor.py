@@ -5,12 +5,11 @@ gets the outcome by a call (`StorageListener`). Channels, readers and stages rea
 sockets. Separate processes for the topic and its storage were tried first. With them, each block
 crossed two more sockets, and each publish woke six more threads (`docs/design.md`).
 
-It syncs several appends at once, and commits state only after the log is synced. Three threads work
-beside the loop and are reached over inproc. One syncs the log, so that the loop can write the next
-appends meanwhile. One commits the state store (`commits.py`). One syncs staged files
-(`staging.py`). Two more threads start with their first jobs: one for the delayed store
-(`delayed.py`), and one for housekeeping, whose jobs take long and are not urgent. Two rules must
-hold:
+It syncs several appends at once, and commits state only after the log is synced. A thread beside
+the loop commits the state store (`commits.py`). Four more threads start with their first jobs. One
+syncs the log, so that the loop can write the next appends meanwhile. One syncs staged files
+(`staging.py`). One is for the delayed store (`delayed.py`), and one for housekeeping, whose jobs
+take long and are not urgent. Two rules must hold:
 
 * An append is answered after a sync that began after its write (mode `always`).
 * The stored rows of producers include only durable blocks. The commit that stores the rows also
@@ -201,9 +200,9 @@ class StorageActor:
         """Create the parts. Each part gets the other parts and the callbacks that it needs."""
         start, store, title, send = self.given, self.store, self.title, self.front.send
         in_memory = start.in_memory
-        self._sync_thread = self._start_thread("sync", self._sync_results)
+        self._sync_thread = LazyThread(lambda: self._start_thread("sync", self._sync_results))
         state_thread = self._start_thread("state", lambda: self.state.on_results())
-        stage_thread = self._start_thread("stage", lambda: self._stages.on_results())
+        stage_thread = LazyThread(lambda: self._start_thread("stage", self._stages.on_results))
         delayed_thread = LazyThread(lambda: self._start_thread("delayed", self._delayed.on_results))
         self._housekeeping = LazyThread(
             lambda: self._start_thread("house", self._housekeeping_results)
@@ -306,7 +305,7 @@ class StorageActor:
 
     def _start_thread(self, name: str, on_results: Callable[[], object]) -> WorkerThread:
         """Start a worker thread; `on_results` is called when a job is done."""
-        thread = WorkerThread(self.host.context, name)
+        thread = WorkerThread(name)
         self._threads.append(thread)
         self.host.listen_raw(thread, on_results)
         return thread
