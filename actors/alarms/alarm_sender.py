@@ -147,7 +147,7 @@ class AlarmSender(Actor[AlarmStart]):
         self.supervisor.route(p.Alarm, self.send)
         self._lines: list[_Destination] = []
         for number, receiver in enumerate(receivers(self.given.alarms)):
-            thread = WorkerThread(self.context, f"receiver-{number}")
+            thread = WorkerThread(f"receiver-{number}")
             line = _Destination(receiver, thread)
             self._lines.append(line)
             self.listen_raw(thread, partial(self._sent, line))

@@ -237,11 +237,15 @@ class ChannelActor(Actor[ChannelStart]):
 
     def _answer(self, mail: Mail, request: int, token: int, refused: Any) -> None:
         answer = p.Answer(request, token, tuple(refused))
-        if request:
+        if request and not self._is_committed():
             # A confirmation is sent only after the commit.
             self.commits.confirm(mail.envelope, answer)
-        elif refused:
+        elif request or refused:
             self.front.send(mail.envelope, answer)
+
+    def _is_committed(self) -> bool:
+        """Return True if another commit would change nothing, and could not withhold the answer."""
+        return not self.acks.look_ms and self.commits.has_committed(dirty=self.supply.dirty)
 
     def beat(self, port: Port, mail: Mail, message: p.Beat) -> None:
         self._consumer(mail)

@@ -73,6 +73,10 @@ class CommitQueue:
         """True if no commit is on its way, and no answer waits for one."""
         return not (self.out or self.waited_for or self._withheld)
 
+    def has_committed(self, *, dirty: bool) -> bool:
+        """Return True if everything that arrived so far is committed."""
+        return self.is_idle and not self.now and not dirty
+
     def confirm(self, envelope: Peer, answer: Wire) -> None:
         """Send this answer to a consumer when everything that arrived so far is committed."""
         if len(self._barriers) + len(self._withheld) >= options.WAITERS_MAX:

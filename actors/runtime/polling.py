@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import select
 import time
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import zmq
 import zmq.backend
@@ -50,7 +50,13 @@ class PolledSocket:
         return self.unchecked
 
 
-Source = PolledSocket | int
+class HasDescriptor(Protocol):
+    """An object with a plain descriptor."""
+
+    def fileno(self) -> int: ...
+
+
+Source = PolledSocket | HasDescriptor | int
 
 
 class Poller:
@@ -59,23 +65,21 @@ class Poller:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._sockets: dict[int, PolledSocket] = {}
+        self._others: dict[int, Source] = {}
 
     def register(self, source: Source) -> None:
         """Wait for this source too, until `unregister`. A descriptor must still be open then."""
-        if isinstance(source, int):
-            self._epoll.register(source, select.EPOLLIN)
-            return
-        fd = _get(source.socket, _FD)
-        self._sockets[fd] = source
+        fd = _descriptor(source)
+        if isinstance(source, PolledSocket):
+            self._sockets[fd] = source
+        else:
+            self._others[fd] = source
         self._epoll.register(fd, select.EPOLLIN)
 
     def unregister(self, source: Source) -> None:
-        if isinstance(source, int):
-            self._epoll.unregister(source)
-            return
-        fd = _get(source.socket, _FD)
-        del self._sockets[fd]
+        fd = _descriptor(source)
         self._epoll.unregister(fd)
+        del (self._sockets if isinstance(source, PolledSocket) else self._others)[fd]
 
     def poll(self, timeout_ms: int) -> list[Source]:
         """Return the sources that are readable, each of them once.
@@ -91,7 +95,7 @@ class Poller:
             for fd, _ in self._epoll.poll(0 if ready else max(0.0, ends - time.monotonic())):
                 source = sockets.get(fd)
                 if source is None:
-                    ready.append(fd)
+                    ready.append(self._others[fd])
                 # An unchecked one is in the list already.
                 elif not source.unchecked and source.readable():
                     ready.append(source)
@@ -100,3 +104,9 @@ class Poller:
 
     def close(self) -> None:
         self._epoll.close()
+
+
+def _descriptor(source: Source) -> int:
+    if isinstance(source, int):
+        return source
+    return int(_get(source.socket, _FD)) if isinstance(source, PolledSocket) else source.fileno()

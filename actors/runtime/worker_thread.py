@@ -1,15 +1,18 @@
-"""Worker threads of an actor: they run jobs, and wake the actor's loop for each result."""
+"""Worker threads of an actor: they run jobs, and wake the actor's loop for each result.
+
+A thread waits for jobs at a lock, and the loop waits for results at an eventfd. A pair of ZeroMQ
+sockets did the same with six more system calls for each job, and two descriptors for each thread.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any, Protocol
 
-import zmq
-
-from .polling import PolledSocket
+from ...transport.system import Waker
 
 
 class Jobs(Protocol):
@@ -23,59 +26,52 @@ class Jobs(Protocol):
     def results(self) -> list[tuple[Any, Any]]: ...
 
 
-class WorkerThread(PolledSocket):
+class WorkerThread:
     """Runs one job at a time, in order.
 
-    `results` holds (job's tag, value or exception) once `socket` is readable.
+    `results` returns (job's tag, value or exception) once the descriptor is readable.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name: str) -> None:
-        super().__init__(context.socket(zmq.PAIR))
-        self.socket.bind(f"inproc://{name}")
-        self._inner = context.socket(zmq.PAIR)
-        self._inner.connect(f"inproc://{name}")
-        # These are deques, because append and popleft of a deque are atomic.
-        self._jobs: deque[tuple[Any, Callable[[], Any]] | None] = deque()
+    def __init__(self, name: str) -> None:
+        self._waker = Waker()
+        self._jobs: SimpleQueue[tuple[Any, Callable[[], Any]] | None] = SimpleQueue()
+        # A deque, because its append and popleft are atomic.
         self._results: deque[tuple[Any, Any]] = deque()
         self.pending = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    def fileno(self) -> int:
+        return self._waker.fileno()
+
     def submit(self, tag: Any, job: Callable[[], Any]) -> None:
         self.pending += 1
-        self._jobs.append((tag, job))
-        self.socket.send(b"")
+        self._jobs.put((tag, job))
 
     def results(self) -> list[tuple[Any, Any]]:
-        """Take the finished jobs. Call it when the socket is readable."""
+        """Take the finished jobs. Call it when the descriptor is readable."""
+        self._waker.drain()  # first: what ends from now on makes it readable again
         results = []
-        while self.readable():
-            self.socket.recv()
+        while self._results:
             results.append(self._results.popleft())
             self.pending -= 1
         return results
 
     def _run(self) -> None:
-        while True:
-            self._inner.recv()
-            job = self._jobs.popleft()
-            if job is None:
-                self._inner.close()
-                return
+        while (job := self._jobs.get()) is not None:
             tag, function = job
             try:
                 value = function()
             except Exception as error:  # the actor's loop gets it and handles it
                 value = error
             self._results.append((tag, value))
-            self._inner.send(b"")
+            self._waker.wake()
 
     def close(self) -> None:
         """End the thread after the jobs submitted before."""
-        self._jobs.append(None)
-        self.socket.send(b"")
+        self._jobs.put(None)
         self._thread.join()
-        self.socket.close()
+        self._waker.close()
 
 
 class LazyThread:

@@ -38,7 +38,7 @@ class Scheduler(Actor[SchedulerStart]):
     def on_start(self) -> dict[str, Any]:
         self._book = Book()
         self._transactions = TopicTransactions(self.given.url)
-        self._threads = [WorkerThread(self.context, f"run-{number}") for number in range(THREADS)]
+        self._threads = [WorkerThread(f"run-{number}") for number in range(THREADS)]
         for thread in self._threads:
             self.listen_raw(thread, partial(self._ended, thread))
         self.supervisor.route(p.Schedules, self._take)

@@ -6,7 +6,7 @@ sockets. Separate processes for the topic and its storage were tried first. With
 crossed two more sockets, and each publish woke six more threads (`docs/design.md`).
 
 It syncs several appends at once, and commits state only after the log is synced. Up to five threads
-work beside the loop and are reached over inproc. Each starts with its first job. One syncs the log,
+work beside the loop. Each starts with its first job. One syncs the log,
 so that the loop can write the next appends meanwhile. One commits the state store (`commits.py`).
 One syncs staged files (`staging.py`). One works on the delayed store (`delayed.py`), and one does
 housekeeping, whose jobs take long and are not urgent. Two rules must hold:
@@ -305,8 +305,7 @@ class StorageActor:
         """Return a worker thread; `on_results` is called when a job is done."""
 
         def start() -> WorkerThread:
-            # The threads of all actors of a host share its context, where names must differ.
-            thread = WorkerThread(self.host.context, f"{self.host.key} {name}")
+            thread = WorkerThread(name)
             self._threads.append(thread)
             self.host.listen_raw(thread, on_results)
             return thread

@@ -258,14 +258,22 @@ def parts(messages: int, batch: int, size: int, rounds: int, **common: Any) -> N
     help="Messages of each round, or 10,000 blocks if that is less.",
 )
 @click.option("--blocks", default="1000,200,1", help="Messages in a block, separated by commas.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, 10_000),
+    default=0.0,
+    help="Publish so many messages a second, each alone, and no blocks; 0: blocks at full speed.",
+)
 @_common
-def hops(messages: int, blocks: str, size: int, rounds: int, **common: Any) -> None:
-    """Measure where the time goes: processor time and waits of each process for each block, with
+def hops(messages: int, blocks: str, rate: float, size: int, rounds: int, **common: Any) -> None:
+    """Measure where the time goes: processor time and wake-ups of each process for each block, with
     one producer and one consumer at once.
     """
-    wanted = tuple(int(number) for number in blocks.split(","))
-    settings = {"messages": f"{messages:,}", "body": f"{size} B", "blocks": blocks}
-    measure = lambda broker, report: measure_hops(broker, report, messages, size, wanted, rounds)  # noqa: E731
+    sizes = tuple(int(number) for number in blocks.split(","))
+    settings = {"messages": f"{messages:,}", "body": f"{size} B", "blocks": blocks, "rate": rate}
+    measure = lambda broker, report: measure_hops(  # noqa: E731
+        broker, report, messages, size, sizes, rounds, rate
+    )
     _run("hops", settings, common | {"rounds": rounds}, measure)
 
 

@@ -58,8 +58,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a finish is confirmed before its commit": Defect(
         "actors/channel/channel.py",
-        "            self.commits.confirm(mail.envelope, answer)\n        elif refused",
-        "            self.front.send(mail.envelope, answer)\n        elif refused",
+        "            self.commits.confirm(mail.envelope, answer)\n        elif request or refused",
+        "            self.front.send(mail.envelope, answer)\n        elif request or refused",
         ("kill_channel", "kill_topic"),
     ),
     "a seek is answered before its commit": Defect(

@@ -287,28 +287,25 @@ class SimWorkerThread:
     result arrives at another time.
     """
 
-    unchecked = False
-
-    def __init__(self, context: object, name: str) -> None:
-        self.socket = _Bell()
+    def __init__(self, name: str) -> None:
+        self._came = EventFd()
         self.pending = 0
         self._jobs: deque[tuple[Any, Callable[[], Any]] | None] = deque()
         self._done: deque[tuple[Any, Any]] = deque()
-        self.socket.rings = lambda: bool(self._done)
-        self._work = _Bell()
-        self._work.rings = lambda: bool(self._jobs)
+        self._work = EventFd()
         self._thread = SimThread(self._run, name=name)
         self._thread.start()
 
     def submit(self, tag: Any, job: Callable[[], Any]) -> None:
         self.pending += 1
         self._jobs.append((tag, job))
-        self._work.ring()
+        eventfd_write(self._work.fd, 1)
 
-    def readable(self) -> bool:
-        return self.socket.readable()
+    def fileno(self) -> int:
+        return self._came.fd
 
     def results(self) -> list[tuple[Any, Any]]:
+        self._came.count = 0
         found = list(self._done)
         self._done.clear()
         self.pending -= len(found)
@@ -317,7 +314,7 @@ class SimWorkerThread:
     def _run(self) -> None:
         world = the_world()
         while True:
-            world.wait((self._work,), self._work.readable, None)
+            world.wait((self._work,), lambda: bool(self._jobs), None)
             world.pause(5_000, 150_000)
             job = self._jobs.popleft()
             if job is None:
@@ -332,29 +329,9 @@ class SimWorkerThread:
                 value = error
             world.pause(5_000, 250_000)
             self._done.append((tag, value))
-            self.socket.ring()
+            eventfd_write(self._came.fd, 1)
 
     def close(self) -> None:
         self._jobs.append(None)
-        self._work.ring()
+        eventfd_write(self._work.fd, 1)
         self._thread.join()
-
-
-class _Bell(Descriptor):
-    """The socket of a worker thread. It is readable while a result waits."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        super().__init__(_process())
-        self.rings: Callable[[], bool] = lambda: False
-        self._edge = self  # the methods of `SimSocket` are called with it
-
-    def readable(self) -> bool:
-        return self.rings()
-
-    def _touch(self, *, looks: bool) -> None:
-        """Do nothing: its descriptor stays readable while a result waits."""
-
-    def ring(self) -> None:
-        self.process.wake(self)

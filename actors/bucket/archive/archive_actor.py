@@ -326,7 +326,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         return claim(self._bucket, start.broker, start.known, start.fresh)
 
     def _threads(self, name: str, count: int) -> list[WorkerThread]:
-        threads = [WorkerThread(self.context, f"{name}-{number}") for number in range(count)]
+        threads = [WorkerThread(f"{name}-{number}") for number in range(count)]
         for thread in threads:
             self.listen_raw(thread, partial(self._results, thread))
         return threads

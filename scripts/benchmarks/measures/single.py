@@ -95,9 +95,11 @@ def publish_stamps(
     return answered
 
 
-def receive_stamps(start: Start, url: str, topic: str, count: int) -> list[float]:
+def receive_stamps(
+    start: Start, url: str, topic: str, count: int, channel: str = "bench"
+) -> list[float]:
     taken: list[float] = []
-    with Consumer(topic, "bench", url=url) as consumer:
+    with Consumer(topic, channel, url=url) as consumer:
         start()
         while len(taken) < count:
             message = consumer.receive(timeout=WAIT_S)

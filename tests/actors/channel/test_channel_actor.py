@@ -238,3 +238,28 @@ def test_a_channel_ends_when_memory_changes_too_many_of_its_blocks(
         found()
     with pytest.raises(RuntimeError, match="2 blocks changed in memory within"):
         found()
+
+
+@pytest.mark.parametrize("look_ms", [0.0, 100.0])
+def test_a_barrier_needs_no_commit_of_its_own_if_nothing_changed_since_the_last_one(
+    look_ms: float,
+) -> None:
+    """A consumer asks for a confirmation once a second. While another broker may take over, only a
+    new commit says whether finishes may be confirmed.
+    """
+    shell = Shell(0)
+    shell.channel.acks.look_ms = look_ms
+    shell.hear("front", p.Sub(1, p.PROTOCOL_VERSION, 5, 0, 30_000, "test"), A)
+    (first,) = [message for message in shell.turn("storage") if isinstance(message, p.Save)]
+    shell.wires["front"].take()
+    shell.hear("front", p.Fin(2, 0, ()), A)
+    assert shell.turn("front") == [], "the first commit is still under way"
+    shell.hear("storage", p.Done(first.request, {}))
+    (second,) = [message for message in shell.turn("storage") if isinstance(message, p.Save)]
+    shell.hear("storage", p.Done(second.request, {}))
+    assert shell.turn("front") == [p.Answer(2, 0, ())]
+    shell.wires["storage"].take()
+    shell.hear("front", p.Fin(3, 0, ()), A)
+    assert shell.wires["front"].take() == ([] if look_ms else [p.Answer(3, 0, ())])
+    saves = [message for message in shell.turn("storage") if isinstance(message, p.Save)]
+    assert len(saves) == (1 if look_ms else 0)

@@ -22,7 +22,7 @@ from zsq.transport.errors import UsageError
 
 class Sample(Actor):
     def on_start(self):
-        WorkerThread(self.context, "waits")
+        WorkerThread("waits")
         raise eval(sys.argv[2])
 
 reading, writing = os.pipe()

@@ -1,31 +1,20 @@
-"""Tests of worker threads: their results reach the actor's loop through a socket, and a lazy thread
-is only created for its first job.
+"""Tests of worker threads: their results reach the actor's loop through a descriptor, and a lazy
+thread is only created for its first job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-import zmq
-
+from zsq.actors.runtime.polling import Poller
 from zsq.actors.runtime.worker_thread import LazyThread, WorkerThread
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield made
-    made.destroy(linger=0)
-
-
-def test_a_lazy_thread_is_made_with_its_first_job_and_only_once(
-    context: zmq.Context[zmq.Socket[bytes]],
-) -> None:
+def test_a_lazy_thread_is_made_with_its_first_job_and_only_once() -> None:
     made: list[WorkerThread] = []
+    poller = Poller()
 
     def make() -> WorkerThread:
-        made.append(WorkerThread(context, "house"))
+        made.append(WorkerThread("house"))
+        poller.register(made[-1])
         return made[-1]
 
     lazy = LazyThread(make)
@@ -35,7 +24,10 @@ def test_a_lazy_thread_is_made_with_its_first_job_and_only_once(
     assert (lazy.pending, len(made)) == (2, 1)
     found: list[tuple[str, int]] = []
     while len(found) < 2:
-        assert made[0].socket.poll(20_000)
+        assert poller.poll(20_000) == made
         found += lazy.results()
     assert (found, lazy.pending) == ([("one", 1), ("two", 2)], 0)
+    assert poller.poll(0) == []
+    poller.unregister(made[0])
     made[0].close()
+    poller.close()

@@ -192,9 +192,8 @@ def test_each_benchmark_runs_and_leaves_no_files(name: str, tmp_path: Path) -> N
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["benchmark"] == name
-    # On a busy machine a thread may find work each time, and never wait.
+    # On a busy machine a thread may find work each time, and never wait. Another may do nothing.
     assert all(
-        measure["median"] > 0 or measure["unit"].startswith("waits")
-        for measure in found["measures"]
+        measure["median"] > 0 or "/block" in measure["unit"] for measure in found["measures"]
     )
     assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,23 @@ def test_the_keeper_outlives_having_nothing_to_do() -> None:
         # limit.
         keeper.join(0.2)
         assert keeper.is_alive()
+        assert make_due(drive)
+
+
+def wake_count(thread: threading.Thread) -> int:
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
+def test_the_keeper_rests_while_a_caller_sleeps_and_works_when_it_has_left() -> None:
+    """A consumer that waits for messages does not wake its process 50 times a second."""
+    with driven() as drive:
+        assert make_due(drive)
+        [keeper] = keepers()
+        before = wake_count(keeper)
+        with drive.lock:
+            assert not drive.wait(lambda: False, time.monotonic_ns() + 500_000_000)
+        assert wake_count(keeper) - before < 10
         assert make_due(drive)
 
 
