@@ -6,10 +6,10 @@ sockets. Separate processes for the topic and its storage were tried first. With
 crossed two more sockets, and each publish woke six more threads (`docs/design.md`).
 
 It syncs several appends at once, and commits state only after the log is synced. Up to five threads
-work beside the loop. Each starts with its first job. One syncs the log,
-so that the loop can write the next appends meanwhile. One commits the state store (`commits.py`).
-One syncs staged files (`staging.py`). One works on the delayed store (`delayed.py`), and one does
-housekeeping, whose jobs take long and are not urgent. Two rules must hold:
+work beside the loop. Each starts with its first job. One syncs the log, so that the loop can write
+the next appends meanwhile. One commits the state store (`commits.py`). One syncs staged files
+(`staging.py`). One works on the delayed store (`delayed.py`), and one does housekeeping, whose jobs
+take long and are not urgent. Two rules must hold:
 
 * An append is answered after a sync that began after its write (mode `always`).
 * The stored rows of producers include only durable blocks. The commit that stores the rows also
