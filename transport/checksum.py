@@ -18,6 +18,10 @@ else:
     def _extension() -> Any:
         package = find_spec("crc32c")
         spec = PathFinder.find_spec("_crc32c", package.submodule_search_locations)
+        if spec is None:  # another version of the package may have other modules
+            import crc32c
+
+            return crc32c
         extension = module_from_spec(spec)
         spec.loader.exec_module(extension)
         return extension
