@@ -2,8 +2,12 @@
 
 The wire has two hundred classes of messages and requests, and a process uses a few of them.
 `dataclass` compiles six functions for each class, so all of them would delay each start. `record`
-makes the slots at once. It leaves `__init__` and the fields to `dataclass`, when they are used for
-the first time. All records share the methods for comparison, hash and repr.
+makes the slots at once. `__init__` and the fields follow when they are used for the first time. All
+records share the methods for comparison, hash and repr.
+
+`__init__` is made here, and not by `dataclass`, which would run its text with `exec`. Some records
+are used first while a program ends after Ctrl-C, and CPython forgets Ctrl-C when a text is run: the
+exit code would be 1 (`run_eval_code_obj` in pythonrun.c). Compiled code does not have this effect.
 
 The functions of the module `dataclasses` accept records. A field cannot be assigned, as in a frozen
 dataclass, but only type checkers refuse it. So an object is made in a third of the time.
@@ -12,7 +16,7 @@ dataclass, but only type checkers refuse it. So an object is made in a third of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from inspect import get_annotations
 from typing import Any, ClassVar, Final, TypeVar, dataclass_transform, overload
 
@@ -107,7 +111,32 @@ class _AtFirstUse:
         owner = self._owner
         # A new class each time, because two threads may be here, and `dataclass` changes its class.
         copy = type(owner)(owner.__name__, owner.__bases__, dict(self._written))
-        made: Any = dataclass(eq=False, repr=False, kw_only=self._kw_only)(copy)
+        made: Any = dataclass(init=False, eq=False, repr=False, kw_only=self._kw_only)(copy)
+        made.__init__ = _init(made)
         for name in _AT_FIRST_USE:
             setattr(owner, name, made.__dict__[name])
         return getattr(owner if instance is None else instance, self._name)
+
+
+def _init(kind: Any) -> Any:
+    """Return the function that `dataclass` would make as `__init__`."""
+    names: dict[str, Any] = {"MISSING": MISSING}
+    parameters: dict[bool, list[str]] = {False: [], True: []}  # by `kw_only`
+    body = []
+    for each in fields(kind):
+        parameter = value = each.name
+        if each.default is not MISSING:
+            names[f"usual_{each.name}"] = each.default
+            parameter += f"=usual_{each.name}"
+        elif each.default_factory is not MISSING:
+            names[f"new_{each.name}"] = each.default_factory
+            parameter += "=MISSING"
+            value = f"new_{each.name}() if {each.name} is MISSING else {each.name}"
+        parameters[each.kw_only].append(parameter)
+        body.append(f"    self.{each.name} = {value}\n")
+    if hasattr(kind, "__post_init__"):
+        body.append("    self.__post_init__()\n")
+    keywords = ["*", *parameters[True]] if parameters[True] else []
+    head = f"def __init__({', '.join(['self', *parameters[False], *keywords])}):\n"
+    exec(compile(head + "".join(body or ["    pass\n"]), "<record>", "exec"), names)
+    return names["__init__"]

@@ -32,13 +32,19 @@ from ...transport.reports import (
 )
 
 
+class ActorPulse(TypedDict, total=False):
+    """What `Actor.pulse` adds to each pulse: the processor time of the actor since its start."""
+
+    cpu_ns: int
+
+
 class OrderingPulse(TypedDict):
     producers: int
     pending_appends: int
     queued_blocks: int
 
 
-class TopicPulse(OrderingPulse):
+class TopicPulse(ActorPulse, OrderingPulse):
     """A topic's pulse, with that of its storage.
 
     `head` is the end of the log. `end` is the offset up to which channels may read.
@@ -72,7 +78,7 @@ class DeliveryPulse(SupplyPulse, DeliveryFacts):
     begin: int
 
 
-class ChannelPulse(DeliveryPulse, ChannelFacts):
+class ChannelPulse(ActorPulse, DeliveryPulse, ChannelFacts):
     """A channel's pulse.
 
     `latency_recent` contains the median, the 95th and the 99th percentile of recent finishes in ns.

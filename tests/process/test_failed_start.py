@@ -24,8 +24,8 @@ from zsq.actors.supervisor.serve import serve
 def fail(self):
     raise OSError(5, "by plan", "trash")
 
-def started(self, spec, owner=None):
-    child = start(self, spec, owner)
+def started(self, spec, owner=None, host=None):
+    child = start(self, spec, owner, host)
     children.append(os.pidfd_open(child.pid))
     return child
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, field, fields, replace
@@ -87,3 +88,14 @@ print([kind for kind in kinds if isinstance(kind.__dict__["__dataclass_fields__"
 """
     line = [sys.executable, "-c", program]
     assert subprocess.run(line, capture_output=True, check=True).stdout == b"[]\n"
+
+
+def test_the_first_use_of_a_record_after_ctrl_c_leaves_the_exit_code_of_ctrl_c() -> None:
+    program = """
+import atexit
+from zsq.transport.wire.protocol import Fin
+atexit.register(lambda: Fin(1, 2, ()))
+raise KeyboardInterrupt
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGINT

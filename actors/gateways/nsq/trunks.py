@@ -37,26 +37,48 @@ _OVER_EVENTS: Final = sockets.GONE_EVENTS | sockets.RETRY_EVENTS | HANDSHAKE_EVE
 
 
 class BranchEvents:
-    """The branches of one engine that have news. It takes the place of the engine's `EventSet`."""
+    """The links of one engine that have news. It takes the place of the engine's `EventSet`.
+
+    Branches report their news by themselves, under negative numbers. A link to another broker has a
+    connection of its own, and the loop watches its descriptors.
+    """
 
     def __init__(self) -> None:
         self._ready: dict[int, None] = {}
         self._call: Callable[[], object] = bool
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watched: set[int] = set()
 
     def register(self, fd: int) -> None:
-        """Do nothing: a branch reports its news by itself."""
+        if fd >= 0:
+            self._watched.add(fd)
+            if self._loop is not None:
+                self._loop.add_reader(fd, self._on_readable, fd)
 
     def unregister(self, fd: int) -> None:
         self._ready.pop(fd, None)
+        if fd in self._watched:
+            self._watched.discard(fd)
+            if self._loop is not None:
+                self._loop.remove_reader(fd)
 
     def attach(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-        self._call = call
+        self._loop, self._call = loop, call
+        for fd in self._watched:
+            loop.add_reader(fd, self._on_readable, fd)
 
     def detach(self) -> None:
-        self._call = bool
+        if self._loop is not None:
+            for fd in self._watched:
+                self._loop.remove_reader(fd)
+        self._loop, self._call = None, bool
 
     def close(self) -> None:
-        """Do nothing: there is no descriptor."""
+        self.detach()
+
+    def _on_readable(self, fd: int) -> None:
+        self.note(fd)
+        self._call()
 
     def poll(self, timeout_s: float) -> Ready:
         ready, self._ready = self._ready, {}
@@ -72,10 +94,10 @@ class BranchEvents:
 
 
 class Branch(LinkConnection):
-    """The connection of one link over a trunk. Its descriptors are numbers, for `events` only."""
+    """The connection of one link over a trunk. Its descriptors are numbers below 0, for `events`."""
 
     def __init__(self, trunk: Trunk, number: int, events: BranchEvents, seen: int) -> None:
-        self.fds = 2 * number, 2 * number + 1
+        self.fds = -2 * number, -2 * number - 1
         self.events = events
         self._trunk = trunk
         self._name = b"%d" % number
@@ -252,8 +274,13 @@ class Trunks:
         credentials: Credentials | None,
         *,
         leaves: bool,
-    ) -> Branch:
-        """Return a branch to this endpoint, which is one of this machine. Raises `zmq.ZMQError`."""
+    ) -> LinkConnection:
+        """Return a branch to an actor of this broker. Raises `zmq.ZMQError`.
+
+        Another broker's gateway knows no branches, so each link to it has its own connection.
+        """
+        if not endpoint.startswith("ipc://"):
+            return LinkConnection(endpoint, credentials, leaves=leaves)
         self._number += 1
         trunk = self._trunks.get(endpoint)
         if trunk is None:
