@@ -86,6 +86,7 @@ _MIB: Final = 1024 * 1024
 _LOOK_NS: Final = options.SLEEP_LOOK_MS * 1_000_000
 # A process that got a message sends a pulse within a second, on a busy machine a little later.
 _FRESH_NS: Final = 2 * options.PULSE_MS * 1_000_000
+_DOUBLINGS_MAX: Final = 30
 _STOPPED: Final = (
     f"failed more than {options.RESTARTS_MAX} times in {options.RESTARTS_WITHIN_S:g} s and "
     "stays stopped;"
@@ -109,6 +110,12 @@ def retention_in_memory(settings: Mapping[str, Any], bytes_max: int) -> Retentio
             text = f"{name} of a topic in memory is at most {limit}, not {shown}"
             raise UsageError(E_BAD_ARGUMENT, f"{text}; use a topic on disk for more")
     return retention
+
+
+def doubled(first_s: float, tries: int, max_s: float) -> float:
+    """Return the pause after so many tries: it doubles with each try, to the longest pause."""
+    # A power of two has no number any more after a day of tries.
+    return min(first_s * 2.0 ** min(tries, _DOUBLINGS_MAX), max_s)
 
 
 TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
@@ -731,7 +738,7 @@ class TopicGroup(TopicProcesses):
                 self.name,
                 self.failure,
             )
-        pause_s = min(options.FILES_RETRY_S_MAX, options.FILES_RETRY_S * 2.0**self._tries)
+        pause_s = doubled(options.FILES_RETRY_S, self._tries, options.FILES_RETRY_S_MAX)
         self._tries += 1
         self._retry_ns = now + int(pause_s * 1e9)
         if now - self._short_ns >= int(options.FILES_WAIT_S * 1e9):
@@ -751,7 +758,7 @@ class TopicGroup(TopicProcesses):
             return
         self._short_ns = 0
         if cause.phase is Phase.START and not final:
-            pause_s = min(options.RETRY_S_MAX, 2.0**self._tries)
+            pause_s = doubled(1.0, self._tries, options.RETRY_S_MAX)
             self._tries += 1
             self._retry_ns = time.monotonic_ns() + int(pause_s * 1e9)
             log.error("topic %s: %s; trying again in %g s", self.name, self.failure, pause_s)
@@ -955,7 +962,7 @@ class TopicGroup(TopicProcesses):
                 self._move()
             return
         self._holding.clear()
-        pause_s = min(options.MOVE_AGAIN_S * 2**self._moves_failed, options.MOVE_AGAIN_S_MAX)
+        pause_s = doubled(options.MOVE_AGAIN_S, self._moves_failed, options.MOVE_AGAIN_S_MAX)
         self._moves_failed += 1
         if self._host is not None and self._moves_failed >= options.MOVES_FAILED:
             self._host.is_left = True

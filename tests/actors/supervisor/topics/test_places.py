@@ -249,3 +249,13 @@ def test_a_topic_that_ended_its_host_gets_its_own_processes(place: Place, who: s
     for _ in range(100):
         place.work(0.0)
     assert place.sent == [], "and keeps them"
+
+
+def test_a_topic_that_cannot_move_for_days_tries_on(place: Place) -> None:
+    for _ in range(1_100):
+        place.work(0.3)
+        assert [order.is_over for _, order, _ in place.sent] == [False, False]
+        place.answer(LATE)
+        place.sent.clear()
+        place.clock.now += 60 * S
+    assert place.state() is GroupState.UP
