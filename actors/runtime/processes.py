@@ -178,18 +178,29 @@ class Processes:
     # Stopping
 
     def stop_child(self, child: Child) -> None:
-        """Ask a child to end. It is killed if it does not end within its time."""
+        """Ask a child to end. It is killed if it does not end within its time.
+
+        A child that starts is killed at once. In a shared host, this would end its neighbours, so
+        there it is asked when it has started.
+        """
         if child.told_to_stop:
             return
         child.told_to_stop = True
-        if child.state == "up":
+        is_up = child.state == "up"
+        if is_up:
             self.send(child, p.Stop())
+        if is_up or (child.host is not None and child.host.is_shared):
             self._stop_deadlines[child.spec.key] = time.monotonic_ns() + int(
                 child.spec.stop_timeout_s * 1e9
             )
         else:
             self.kill(child)
         child.state = "stopping"
+
+    def stop_started(self, child: Child, envelope: tuple[bytes, ...]) -> None:
+        """Ask a child to end that has started after it was to stop."""
+        child.envelope = envelope
+        self.send(child, p.Stop())
 
     def kill(self, child: Child) -> None:
         """Kill the process of an actor, with the other actors that share it."""

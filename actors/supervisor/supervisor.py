@@ -388,6 +388,8 @@ class Supervisor:
 
     def _on_born(self, envelope: tuple[bytes, ...], message: p.Born) -> None:
         child = self.processes.children.get(message.key)
+        if child is not None and child.state == "stopping" and not child.envelope:
+            self.processes.stop_started(child, envelope)
         if child is None or child.state != "starting":
             return
         child.state, child.envelope, child.data = "up", envelope, message.data

@@ -4,6 +4,7 @@ moves out while it is used, and the end of a shared process costs nothing that w
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ import pytest
 from support.broker import Broker, kill, wait_for
 
 import zsq
+from zsq import ZsqError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -197,6 +199,28 @@ def test_a_topic_that_cannot_start_takes_no_neighbour_along_for_long(broker: Bro
     wait_for(lambda: len(pids(broker, "a") | pids(broker, "b")) == 1, 40, "the neighbours")
     with zsq.Admin(broker.ipc) as admin:
         assert "broken" in admin.stats()["health"]
+
+
+def test_the_deletion_of_a_topic_that_starts_a_channel_leaves_its_neighbours_alone(
+    broker: Broker,
+) -> None:
+    make(broker, "a")
+    before = places(broker)
+
+    def create(admin: zsq.Admin) -> None:
+        with contextlib.suppress(ZsqError):  # the deletion came first
+            admin.create_channel("b", "d")
+
+    with zsq.Admin(broker.ipc, timeout=30) as admin, zsq.Admin(broker.ipc, timeout=30) as other:
+        for _ in range(10):
+            admin.create_channel("b", "c")
+            creation = threading.Thread(target=create, args=(other,))
+            creation.start()
+            admin.delete_topic("b", force=True)
+            creation.join()
+            with contextlib.suppress(ZsqError):  # the creation came last
+                admin.delete_topic("b", force=True)
+    assert places(broker) == before
 
 
 def test_by_default_nothing_is_shared(tmp_path: Path) -> None:
