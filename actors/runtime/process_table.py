@@ -56,7 +56,7 @@ class HostProcess:
     """A process that runs actors: one, or many if it is a shared host (`number` is from 1 on).
 
     `ends` and `is_left` are from `placement.py`. After its end, `is_explained` is True if one of
-    its actors had said why.
+    its actors is the known cause.
     """
 
     pid: int
@@ -101,7 +101,13 @@ class Child:
     # True if the child was asked to end, so that its end is no failure. After the end, `state` no
     # longer shows this.
     told_to_stop: bool = False
+    hangs: bool = False  # it was killed, because it did not answer
     owner: Any = None  # the topic group to which it belongs, if any
+
+    @property
+    def explains_end(self) -> bool:
+        """Return True if it is the known cause of the end of its host."""
+        return self.hangs or self.failure is not None
 
     @property
     def pid(self) -> int:
@@ -277,7 +283,7 @@ class ProcessTable:
             if child.failure is None and lacks_files:
                 child.failure = Failure(Phase.RUN, OUT_OF_FILES, os.strerror(errno.EMFILE))
             self._forget(child)
-        host.is_explained = any(child.failure is not None for child in host.children.values())
+        host.is_explained = any(child.explains_end for child in host.children.values())
         ended += host.children.values()
         host.children.clear()
         host.lifeline.close()

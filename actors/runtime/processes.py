@@ -207,6 +207,15 @@ class Processes:
         if child.host is not None:
             self.table.kill(child.host)
 
+    def kill_hanging(self, child: Child) -> None:
+        """Kill an actor that does not answer. It is the cause of the end of its shared host.
+
+        If all its neighbours hang too, it is the first of them.
+        """
+        others = child.host.children.values() if child.host is not None else ()
+        child.hangs = not any(other.hangs for other in others)
+        self.kill(child)
+
     def kill_all(self) -> None:
         for host in list(self.table.hosts):
             self.table.kill(host)
@@ -240,7 +249,7 @@ class Processes:
                         child.spec.title,
                         child.spec.stop_timeout_s,
                     )
-                    self.kill(child)
+                    self.kill_hanging(child)
         if now - self._looked_ns < NS_PER_S:
             return
         self._looked_ns = now
@@ -251,4 +260,4 @@ class Processes:
                     child.spec.title,
                     options.START_TIMEOUT_S,
                 )
-                self.kill(child)
+                self.kill_hanging(child)

@@ -341,7 +341,7 @@ class Supervisor:
                 log.error(
                     "%s does not answer the scan: it is killed and started again", child.spec.title
                 )
-                self.processes.kill(child)
+                self.processes.kill_hanging(child)
             # A topic that does a slow sync or read is not killed. Only its delayed messages wait.
             elif child is not None:
                 log.warning(

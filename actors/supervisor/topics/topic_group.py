@@ -578,6 +578,7 @@ class TopicGroup(TopicProcesses):
         The topic starts again only when its process has ended, so files are never opened twice.
         """
         channel = channel_of(child.spec.start)
+        self._needs_own = self._needs_own or (child.hangs and self._host is not None)
         if child is self.topic:
             self._site.channels_changed = True
         if self.state is GroupState.DOZING and not (child is self.topic and child.failure):
@@ -623,12 +624,12 @@ class TopicGroup(TopicProcesses):
         """Find out whether this topic ended the shared host in which it was."""
         if self._host is None:
             return
-        failures = [child.failure for child in self.processes() if child.failure is not None]
-        if failures:
+        is_cause = any(child.explains_end for child in self.processes())
+        if is_cause:
             self._needs_own = True
         elif not self._host.is_explained:
             self._host_ends += 1
-        self._is_victim = not failures
+        self._is_victim = not is_cause
 
     def fail(self, text: str, *, out_of_files: bool = False) -> None:
         """End all processes and try again later, because a step of the start has failed."""

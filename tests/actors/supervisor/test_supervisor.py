@@ -141,6 +141,15 @@ def test_only_a_channel_that_the_scan_loop_reports_as_hung_is_killed(place: Plac
     assert place.killed == [7]
 
 
+def test_an_actor_that_hangs_explains_the_end_of_its_shared_host(place: Place) -> None:
+    first, second = place.add(7), place.add(8)
+    assert first.host is not None
+    first.host.children[8], second.host = second, first.host
+    place.hear(p.Hung(7))
+    place.hear(p.Hung(8))
+    assert (first.explains_end, second.explains_end) == (True, False)
+
+
 def test_the_reason_why_a_child_cannot_start_is_kept(place: Place) -> None:
     up, starting = place.add(7), place.add(8, state="starting")
     for key in (7, 8):

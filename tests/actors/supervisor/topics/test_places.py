@@ -236,12 +236,18 @@ def test_an_end_that_another_topic_explains_changes_nothing(place: Place) -> Non
     assert place.group.restarts.count == FIRST
 
 
+@pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("who", ["a", ""])
-def test_a_topic_that_ended_its_host_gets_its_own_processes(place: Place, who: str) -> None:
+def test_a_topic_that_ended_its_host_gets_its_own_processes(
+    place: Place, who: str, hangs: bool
+) -> None:
     place.host.is_explained = True
     failing = place.group.child(who)
     assert failing is not None
-    failing.failure = Failure(Phase.RUN, "ValueError", "no")
+    if hangs:
+        failing.hangs = True
+    else:
+        failing.failure = Failure(Phase.RUN, "ValueError", "no")
     place.restart()
     assert place.placed == []
     assert place.group.restarts.count == FIRST + 1
@@ -259,3 +265,18 @@ def test_a_topic_that_cannot_move_for_days_tries_on(place: Place) -> None:
         place.sent.clear()
         place.clock.now += 60 * S
     assert place.state() is GroupState.UP
+
+
+def test_a_topic_that_hangs_while_it_falls_asleep_gets_its_own_processes(place: Place) -> None:
+    place.work(0.5)
+    place.answer()
+    channel = place.group.child("a")
+    assert channel is not None
+    channel.hangs = True
+    for name in ("a", "b", ""):
+        place.gone(place.group.child(name))
+    place.come_up()
+    place.group.load.forget()
+    for _ in range(100):
+        place.work(0.0)
+    assert place.sent == []
