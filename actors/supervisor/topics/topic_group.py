@@ -295,6 +295,10 @@ class TopicGroup(TopicProcesses):
         if self.state is not GroupState.UP:
             self._starts.clear()
             self._holding.clear()
+        if event in ("died", "stop"):
+            self._is_moving = False
+        if event == "stop" and self._site.mover is self:
+            self._site.mover = None
 
     def retention(self) -> Retention:
         """Return the retention. The topic's settings override the broker's settings.
@@ -925,7 +929,7 @@ class TopicGroup(TopicProcesses):
     def _look_for_place(self) -> None:
         """Begin a move if the topic is in the wrong place. The broker moves one topic at a time."""
         site, now = self._site, time.monotonic_ns()
-        if site.mover is self and not self._holding and self.settled():
+        if site.mover is self and not self._holding and not self._is_moving and self.settled():
             site.mover = None
         if site.options.own_process != "busy" or self.state is not GroupState.UP:
             return

@@ -188,6 +188,31 @@ def test_one_topic_moves_at_a_time(place: Place) -> None:
     assert place.sent == []
 
 
+def test_the_next_topic_moves_when_this_one_has_arrived(place: Place) -> None:
+    place.work(0.5)
+    place.answer()
+    place.group.tick()
+    assert place.mover is place.group
+    for name in ("a", "b", ""):
+        place.gone(place.group.child(name))
+    place.group.tick()
+    assert place.mover is place.group
+    place.come_up()
+    assert place.mover is None
+
+
+@pytest.mark.parametrize("when", ["held", "stopping"])
+def test_the_next_topic_moves_if_this_one_is_deleted(place: Place, when: str) -> None:
+    place.work(0.5)
+    if when == "stopping":
+        place.answer()
+    place.group.stop(lambda: None)
+    for name in ("a", "b", ""):
+        place.gone(place.group.child(name))
+    assert place.state() is GroupState.ENDED
+    assert place.mover is None
+
+
 @pytest.mark.parametrize("what", ["ephemeral channel", "in memory"])
 def test_what_would_lose_messages_by_a_move_stays(place: Place, what: str) -> None:
     if what == "in memory":
