@@ -53,6 +53,7 @@ from ....transport.errors import (
 )
 from ....transport.names import is_ephemeral
 from ....transport.settings import NONE, NewChannelSettings, Retention
+from ....transport.units import NS_PER_MS
 from ....transport.wire import protocol as p
 from ...runtime.child import (
     OUT_OF_FILES,
@@ -285,7 +286,9 @@ class TopicGroup(TopicProcesses):
         self.load = Load(site.options.busy_at)
         self._is_busy = False  # it was moved to processes of its own
         self._is_moving = False  # its processes stop, because it moves
-        self._holding: set[int] = set()  # the keys of the channels that must answer Hold
+        self._held: set[int] = set()  # the keys of the channels that got Hold
+        self._holding: set[int] = set()  # those of them that must answer it
+        self._hold_until_ns = 0  # then they go on by themselves
         self._moves_failed = 0
         self._move_ns = 0  # no move before that
         self._is_victim = False  # its shared host ended, and it was not the cause
@@ -941,30 +944,43 @@ class TopicGroup(TopicProcesses):
         )
         if not wants or now < self._move_ns or site.mover is not None or self._needs_own:
             return
-        waits = self._waiting or self._settling or self.deleting or self.is_sealing
-        if waits or not self.settled() or self.failed_channels() or not self._can_move():
+        if not self._may_move():
             return
         site.mover, self._is_busy = self, is_busy
         channels = [child for child in self.children() if child is not self.topic]
-        self._holding = {child.spec.key for child in channels}
+        self._held = {child.spec.key for child in channels}
+        self._holding = set(self._held)
+        self._hold_until_ns = now + options.HOLD_MS * NS_PER_MS
         for child in channels:
-            site.send_order(
-                child,
-                lambda request: p.Hold(request, is_over=False),
-                partial(self._held, child.spec.key),
-                options.MOVE_PATIENCE_S,
-            )
+            if self._holding:  # else an order could not be sent, and the move is given up
+                site.send_order(
+                    child,
+                    lambda request: p.Hold(request, is_over=False),
+                    partial(self._hold_answered, child.spec.key),
+                    options.MOVE_PATIENCE_S,
+                )
         if not channels:
             self._move()
 
-    def _held(self, key: int, answer: object, error: ZsqError | None) -> None:
+    def _may_move(self) -> bool:
+        """Return True if no client waits for the topic's processes, and all of them are up."""
+        waits = self._waiting or self._settling or self.deleting or self.is_sealing
+        return not waits and self.settled() and not self.failed_channels() and self._can_move()
+
+    def _are_held(self) -> bool:
+        """Return True if the channels that were held are all, and hold on until they stop."""
+        keys = {child.spec.key for child in self.children() if child is not self.topic}
+        return keys == self._held and time.monotonic_ns() < self._hold_until_ns
+
+    def _hold_answered(self, key: int, answer: object, error: ZsqError | None) -> None:
         """Move when all channels are held, or let all of them go on."""
         if key not in self._holding:
             return
         self._holding.discard(key)
-        if error is None:
-            if not self._holding:
-                self._move()
+        if error is None and self._holding:
+            return
+        if error is None and self._may_move() and self._are_held():
+            self._move()
             return
         self._holding.clear()
         pause_s = doubled(options.MOVE_AGAIN_S, self._moves_failed, options.MOVE_AGAIN_S_MAX)
@@ -974,7 +990,7 @@ class TopicGroup(TopicProcesses):
         self._move_ns = time.monotonic_ns() + int(pause_s * 1e9)
         self._site.mover = None
         for child in self.children():
-            if child is not self.topic:
+            if child.spec.key in self._held:
                 self._site.send_order(
                     child, lambda request: p.Hold(request, is_over=True), lambda *_: None
                 )

@@ -213,6 +213,37 @@ def test_the_next_topic_moves_if_this_one_is_deleted(place: Place, when: str) ->
     assert place.mover is None
 
 
+@pytest.mark.parametrize("what", ["new", "ephemeral", "deletion", "late"])
+def test_a_topic_that_changes_while_its_channels_are_held_stays(place: Place, what: str) -> None:
+    """A new channel may have given out messages, and answers that come late hold no more."""
+    place.work(0.5)
+    if what == "new":
+        place.group.channels["x"] = ChannelProcess(place.child("channel", a_channel("x")))
+    elif what == "ephemeral":
+        place.group.want(EPHEMERAL, lambda error: None)
+    elif what == "deletion":
+        place.group.is_sealing = True
+    else:
+        place.clock.now += options.HOLD_MS * S // 1_000
+    place.answer()
+    assert place.state() is GroupState.UP
+    assert [order.is_over for _, order, _ in place.sent] == [True, True]
+    assert place.mover is None
+
+
+def test_a_channel_that_gets_no_order_is_not_held_alone(place: Place) -> None:
+    """The first channel's connection is gone."""
+
+    def send(child: Child, make: Any, then: Any, patience_s: float = 0.0) -> None:
+        place.sent.append((child, make(1), then))
+        if not place.sent[1:]:
+            then(None, LATE)
+
+    place.send_order = send
+    place.work(0.5)
+    assert [order.is_over for _, order, _ in place.sent] == [False, True, True]
+
+
 @pytest.mark.parametrize("what", ["ephemeral channel", "in memory"])
 def test_what_would_lose_messages_by_a_move_stays(place: Place, what: str) -> None:
     if what == "in memory":
