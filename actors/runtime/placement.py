@@ -46,6 +46,10 @@ class Load:
         if self.share >= QUIET * self._busy_at or not self._quiet_since_ns:
             self._quiet_since_ns = now_ns
 
+    def ended(self, key: int) -> None:
+        """Count what an actor took no longer, because it has ended."""
+        self._shares.pop(key, None)
+
     def forget(self) -> None:
         """Begin anew, with the successors of these actors."""
         self._shares.clear()

@@ -585,6 +585,7 @@ class TopicGroup(TopicProcesses):
         The topic starts again only when its process has ended, so files are never opened twice.
         """
         channel = channel_of(child.spec.start)
+        self.load.ended(child.spec.key)
         self._needs_own = self._needs_own or (child.hangs and self._host is not None)
         if child is self.topic:
             self._site.channels_changed = True

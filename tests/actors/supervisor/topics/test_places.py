@@ -126,6 +126,19 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     return made
 
 
+def test_a_channel_that_was_deleted_makes_its_topic_busy_no_more(place: Place) -> None:
+    channel = place.group.child("b")
+    assert channel is not None
+    place.group.load.add(channel.spec.key, 0, place.clock.now)
+    place.clock.now += S
+    place.group.load.add(channel.spec.key, S, place.clock.now)
+    place.group.begin_deletion("b")
+    place.gone(channel)
+    place.group.end_deletion("b")
+    place.work(0.0)
+    assert place.sent == []
+
+
 LATE = ZsqError(E_CLOSING, "no answer in time")
 
 
