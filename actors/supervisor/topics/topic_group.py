@@ -63,7 +63,7 @@ from ...runtime.child import (
     Phase,
     RestartIntensity,
 )
-from ...runtime.placement import Load
+from ...runtime.placement import Load, room
 from ...runtime.process_table import Child, HostProcess
 from ...runtime.processes import Processes
 from ...runtime.pulses import ChannelPulse, TopicPulse
@@ -937,9 +937,10 @@ class TopicGroup(TopicProcesses):
             site.mover = None
         if site.options.own_process != "busy" or self.state is not GroupState.UP:
             return
-        is_busy = self._host is not None and self.load.is_busy
+        has_room = self._has_room()
+        is_busy = self._host is not None and (self.load.is_busy or not has_room)
         wants = is_busy or (
-            self.load.is_quiet(site.options.share_after_s, now)
+            has_room and self.load.is_quiet(site.options.share_after_s, now)
             if self._host is None
             else self._host.is_left
         )
@@ -962,6 +963,10 @@ class TopicGroup(TopicProcesses):
                 )
         if not channels:
             self._move()
+
+    def _has_room(self) -> bool:
+        """Return True if the topic with all its channels has room in a shared host."""
+        return 1 + len(self.channels) <= room(self._host_ends)
 
     def _may_move(self) -> bool:
         """Return True if no client waits for the topic's processes, and all of them are up."""

@@ -4,6 +4,7 @@ from the end of a shared one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from support.group import Broker, a_channel
 from support.group import C as EPHEMERAL
 
 from zsq.actors.runtime.child import Failure, Phase
-from zsq.actors.runtime.placement import Load
+from zsq.actors.runtime.placement import ROOM, Load, room
 from zsq.actors.runtime.process_table import Child, HostProcess
 from zsq.actors.settings import options
 from zsq.actors.statistics.broker_view import ChannelProcess, GroupState
@@ -58,9 +59,9 @@ class Place(Broker):
             self.group.channels[name] = ChannelProcess(channel)
         self.restart()
 
-    def place(self, title: str, actors: int, ends: int) -> HostProcess:
+    def place(self, title: str, actors: int, ends: int) -> HostProcess | None:
         self.placed.append((actors, ends))
-        return self.host
+        return self.host if actors <= room(ends) else None
 
     def start(self, spec: Any, owner: Any = None, host: Any = None) -> Child:
         child = super().start(spec, owner, host)
@@ -76,14 +77,15 @@ class Place(Broker):
     def state(self) -> GroupState:
         return self.group.state
 
-    def come_up(self) -> None:
+    def come_up(self, channels: Sequence[str] = ("a", "b")) -> None:
         """Let all that starts come up."""
         topic = self.group.topic
         assert topic is not None
-        topic.state, topic.data = "up", {"channels": ["a", "b"], "alarms": ()}
+        topic.state, topic.data = "up", {"channels": [*channels], "alarms": ()}
         self.group.born(topic)
         self.group.tick()
-        for name in "ab":
+        for name in channels:
+            self.group.tick()
             channel = self.group.child(name)
             assert channel is not None
             channel.state, channel.data = "up", {"settings": {}}
@@ -136,6 +138,36 @@ def test_a_channel_that_was_deleted_makes_its_topic_busy_no_more(place: Place) -
     place.gone(channel)
     place.group.end_deletion("b")
     place.work(0.0)
+    assert place.sent == []
+
+
+def test_a_quiet_topic_that_may_share_with_no_other_keeps_its_own_processes(
+    place: Place,
+) -> None:
+    for _ in range(4):
+        place.restart()
+    for _ in range(100):
+        place.work(0.0)
+    assert place.sent == []
+
+
+def test_a_topic_with_more_channels_than_a_shared_host_has_room_for_moves_out_and_stays(
+    place: Place,
+) -> None:
+    names = [*"ab", *(f"c{number}" for number in range(ROOM))]
+    for name in names[2:]:
+        channel = place.child("channel", a_channel(name))
+        channel.data = {"settings": {}}
+        place.group.channels[name] = ChannelProcess(channel)
+    place.work(0.0)
+    place.answer()
+    for name in [*names, ""]:
+        place.gone(place.group.child(name))
+    assert place.placed == []
+    place.time_for = 1_000
+    place.come_up(names)
+    for _ in range(100):
+        place.work(0.0)
     assert place.sent == []
 
 
@@ -291,7 +323,7 @@ def test_a_topic_in_own_processes_shares_when_it_was_quiet_for_long(place: Place
 def test_an_unexplained_end_of_its_host_counts_for_the_place_and_not_as_a_failure(
     place: Place,
 ) -> None:
-    for ends in range(1, options.RESTARTS_MAX + 5):
+    for ends in (1, 2, 3):
         place.restart()
         assert place.placed == [(3, ends)]
         place.placed.clear()
