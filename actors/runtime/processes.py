@@ -59,8 +59,9 @@ class Processes:
         self._looked_ns = 0
         self._starts_until_ns = 0
         self.more_to_start = False
-        # The number of processes of sleeping topics. They may be started again at any time.
-        self.asleep = 0
+        # The number of processes of sleeping topics, and of actors that will share some. They may
+        # be started again at any time.
+        self.asleep = self.asleep_shared = 0
 
     @property
     def children(self) -> Mapping[int, Child]:
@@ -134,11 +135,13 @@ class Processes:
             )
             raise (OutOfFiles if is_out_of_files(error) else ZsqError)(E_LIMIT, text) from None
 
-    def _used(self, asleep: int = 0) -> int:
+    def _used(self, *, with_asleep: bool = False) -> int:
         """Return the number of processes. A few actors of shared hosts count as one."""
         shared = sum(len(host.children) for host in self.table.hosts if host.is_shared)
         own = sum(not host.is_shared for host in self.table.hosts)
-        return own + -(-shared // options.SHARED_AS_ONE) + asleep
+        if with_asleep:
+            shared, own = shared + self.asleep_shared, own + self.asleep
+        return own + -(-shared // options.SHARED_AS_ONE)
 
     def check_room(self, count: int, what: str) -> None:
         """Raise `Refused` (E_LIMIT) if a new topic or channel would exceed the limit.
@@ -146,8 +149,10 @@ class Processes:
         Existing topics and channels are started again even beyond the limit.
         """
         limit = self._processes_max
-        if self._used(self.asleep) + count > limit:
-            asleep = f" and {self.asleep} belong to topics that are asleep" if self.asleep else ""
+        total = self._used(with_asleep=True)
+        if total + count > limit:
+            sleeping = total - self._used()
+            asleep = f" and {sleeping} belong to topics that are asleep" if sleeping else ""
             text = (
                 f"no room for {what}: this broker runs at most {limit} processes (a topic or a "
                 "channel needs one)"

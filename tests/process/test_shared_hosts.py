@@ -223,6 +223,15 @@ def test_the_deletion_of_a_topic_that_starts_a_channel_leaves_its_neighbours_alo
     assert places(broker) == before
 
 
+def test_topics_that_sleep_count_as_little_as_those_that_share(tmp_path: Path) -> None:
+    options = ("--own-process", "busy", "--sleep-after", "1s", "--processes-max", "30")
+    with Broker(tmp_path / "data", *options) as broker, zsq.Admin(broker.ipc) as admin:
+        for number in range(20):
+            admin.create_channel(f"t{number}", "c")
+        wait_for(lambda: not places(broker), 40, "sleep")
+        admin.create_channel("last", "c")
+
+
 def test_by_default_nothing_is_shared(tmp_path: Path) -> None:
     with Broker(tmp_path / "data") as broker:
         make(broker, "a", "b")

@@ -96,7 +96,7 @@ class Broker:
             own_process="always",
             busy_at=1.0,
         )
-        self.asleep = 0
+        self.asleep = self.asleep_shared = 0
         self.mover: TopicGroup | None = None
         self.scan_endpoint = ""
         self.requests: Any = SimpleNamespace(

@@ -277,7 +277,7 @@ class TopicGroup(TopicProcesses):
         self._asked_ns = time.monotonic_ns()  # the last request for the topic, or its last start
         self._looked_ns = 0  # when it was last checked for use
         self._wake_ns = 0  # ASLEEP: when it wakes because of its retention
-        self._asleep = 0  # ASLEEP: how many processes it had
+        self._asleep = self._asleep_shared = 0  # ASLEEP: how many processes it had, see `Processes`
         # Requests that wait until no process of the topic is starting.
         self._settling: list[Then] = []
         self._host: HostProcess | None = None  # the shared host in which its processes run, if any
@@ -850,8 +850,10 @@ class TopicGroup(TopicProcesses):
 
     def _count_asleep(self, count: int) -> None:
         """Note how many processes will come back when the topic wakes."""
-        self._processes.asleep += count - self._asleep
-        self._asleep = count
+        shared = count if self._may_share() and self._has_room() else 0
+        self._processes.asleep += count - shared - self._asleep
+        self._processes.asleep_shared += shared - self._asleep_shared
+        self._asleep, self._asleep_shared = count - shared, shared
 
     def _look_for_use(self) -> None:
         """Put the topic to sleep if it is not used, or wake it when its time has come."""
