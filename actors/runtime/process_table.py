@@ -23,6 +23,7 @@ import signal
 import sys
 import time
 import types
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -67,6 +68,7 @@ class HostProcess:
     is_left: bool = False
     pidfd: int = -1
     children: dict[int, Child] = field(default_factory=dict)
+    unsent: deque[tuple[str, ChildSpec]] = field(default_factory=deque)  # actors to start
     lacks_files: bool = False
     is_explained: bool = False
     started_ns: int = field(default_factory=time.monotonic_ns)
@@ -161,13 +163,27 @@ class ProcessTable:
         if host is None:
             host = self._start_host(first, spec.title)
         else:
-            # If the host has just ended, `changes` reports the end of this child too. The pipe has
-            # room for all actors that may start at a time, so this does not wait.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                host.lifeline.send(first)
+            host.unsent.append(first)
+            self._send_starts(host)
         child = Child(spec, host, owner=owner)
         host.children[spec.key] = self.children[spec.key] = child
         return child
+
+    def _send_starts(self, host: HostProcess) -> None:
+        """Send a shared host the actors to start, as far as it takes them now.
+
+        A host that is stopped takes none. The system calls a pipe writable while three quarters of
+        it are free, which is more than an actor needs, so this does not wait.
+        """
+        fd = host.lifeline.fileno()
+        room = select.poll()
+        room.register(fd, select.POLLOUT)
+        # If the host has just ended, `changes` reports the end of these children too.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while host.unsent and room.poll(0):
+                host.lifeline.send(host.unsent.popleft())
+        if fd in self._by_fd:
+            self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if host.unsent else 0))
 
     def start_shared(self, number: int, ends: int) -> HostProcess:
         """Start a shared host without actors. Raises `OSError`."""
@@ -233,12 +249,17 @@ class ProcessTable:
         """
         ended: list[Child] = []
         forkserver_dead = False
-        for fd, _ in self._epoll.poll(0):
+        for fd, events in self._epoll.poll(0):
             if fd == self._forkserver_pidfd:
                 forkserver_dead = True
-            elif (host := self._by_fd.get(fd)) is None:
+                continue
+            if (host := self._by_fd.get(fd)) is None:
                 continue  # it ended in this same call
-            elif fd == host.pidfd:
+            if events & select.EPOLLOUT:
+                self._send_starts(host)
+            if events == select.EPOLLOUT:
+                continue
+            if fd == host.pidfd:
                 ended += self._host_ended(host)
             elif host.pidfd >= 0:
                 ended += self._actors_ended(host)

@@ -4,7 +4,10 @@ moves out while it is used, and the end of a shared process costs nothing that w
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -17,6 +20,7 @@ import pytest
 from support.broker import Broker, kill, wait_for
 
 import zsq
+import zsq.aio
 from zsq import ZsqError
 
 pytestmark = pytest.mark.timeout(120)
@@ -221,6 +225,26 @@ def test_the_deletion_of_a_topic_that_starts_a_channel_leaves_its_neighbours_alo
             with contextlib.suppress(ZsqError):  # the creation came last
                 admin.delete_topic("b", force=True)
     assert places(broker) == before
+
+
+def test_a_shared_process_that_is_stopped_does_not_stop_the_broker(tmp_path: Path) -> None:
+    """It takes no actors, and its pipe is full after a few dozen of them."""
+    names = [f"t{number:030d}" for number in range(120)]
+    data_dir = tmp_path / ("a-data-directory-" * 3)
+    with Broker(data_dir, "--own-process", "never") as broker:
+        make(broker, "a")
+        (host,) = pids(broker, "a")
+        os.kill(host, signal.SIGSTOP)
+
+        async def create_all() -> None:
+            async with zsq.aio.Admin(broker.ipc, timeout=40) as admin:
+                creations = [asyncio.create_task(admin.create_topic(name)) for name in names]
+                assert await asyncio.create_task(admin.ping())  # it comes after them
+                os.kill(host, signal.SIGCONT)
+                await asyncio.gather(*creations)
+
+        asyncio.run(create_all())
+        assert set(names) <= {name.removeprefix("topic ") for name in places(broker)}
 
 
 def test_topics_that_sleep_count_as_little_as_those_that_share(tmp_path: Path) -> None:
