@@ -70,6 +70,7 @@ class HostProcess:
     children: dict[int, Child] = field(default_factory=dict)
     unsent: deque[tuple[str, ChildSpec]] = field(default_factory=deque)  # actors to start
     lacks_files: bool = False
+    is_killed: bool = False
     is_explained: bool = False
     started_ns: int = field(default_factory=time.monotonic_ns)
 

@@ -85,7 +85,7 @@ class Processes:
         return {
             placement.HostLoad(host.number, len(host.children), host.ends, host.is_left): host
             for host in self.table.hosts
-            if host.is_shared
+            if host.is_shared and not host.is_killed
         }
 
     def place(self, title: str, actors: int, ends: int) -> HostProcess | None:
@@ -109,7 +109,7 @@ class Processes:
         unused = placement.to_end(shared)
         for load, host in shared.items():
             if not load.actors and (everything or load.number in unused):
-                self.table.kill(host)
+                self._kill_host(host)
 
     def start(self, spec: ChildSpec, owner: Any = None, host: HostProcess | None = None) -> Child:
         """Start an actor in a process of its own, or in this shared host."""
@@ -210,7 +210,11 @@ class Processes:
     def kill(self, child: Child) -> None:
         """Kill the process of an actor, with the other actors that share it."""
         if child.host is not None:
-            self.table.kill(child.host)
+            self._kill_host(child.host)
+
+    def _kill_host(self, host: HostProcess) -> None:
+        host.is_killed = True  # no topic is placed in it any more
+        self.table.kill(host)
 
     def kill_hanging(self, child: Child) -> None:
         """Kill an actor that does not answer. It is the cause of the end of its shared host.
@@ -223,7 +227,7 @@ class Processes:
 
     def kill_all(self) -> None:
         for host in list(self.table.hosts):
-            self.table.kill(host)
+            self._kill_host(host)
 
     def ended(self, child: Child) -> None:
         """Note that a child is gone."""

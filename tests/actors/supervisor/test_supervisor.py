@@ -150,6 +150,16 @@ def test_an_actor_that_hangs_explains_the_end_of_its_shared_host(place: Place) -
     assert (first.explains_end, second.explains_end) == (True, False)
 
 
+def test_no_topic_is_placed_in_a_shared_host_that_was_killed(place: Place) -> None:
+    hosts: Any = place.supervisor.table.hosts
+    killed, other = (HostProcess(1, cast("Any", None), None, number) for number in (1, 2))
+    child = killed.children[7] = place.child(7, "channel", host=killed)
+    hosts[killed] = hosts[other] = None
+    assert place.processes.place("topic t", 1, 0) is killed, "it is the fullest"
+    place.processes.kill(child)
+    assert place.processes.place("topic t", 1, 0) is other
+
+
 def test_the_reason_why_a_child_cannot_start_is_kept(place: Place) -> None:
     up, starting = place.add(7), place.add(8, state="starting")
     for key in (7, 8):
