@@ -109,8 +109,11 @@ class Child:
 
     @property
     def explains_end(self) -> bool:
-        """Return True if it is the known cause of the end of its host."""
-        return self.hangs or self.failure is not None
+        """Return True if it is the known cause of the end of its host.
+
+        Descriptors are missing to the whole host, so no actor is the cause of that.
+        """
+        return self.hangs or (self.failure is not None and not self.failure.is_out_of_files)
 
     @property
     def pid(self) -> int:

@@ -12,7 +12,7 @@ import pytest
 from support.group import Broker, a_channel
 from support.group import C as EPHEMERAL
 
-from zsq.actors.runtime.child import Failure, Phase
+from zsq.actors.runtime.child import OUT_OF_FILES, Failure, Phase
 from zsq.actors.runtime.placement import ROOM, Load, room
 from zsq.actors.runtime.process_table import Child, HostProcess
 from zsq.actors.settings import options
@@ -328,6 +328,18 @@ def test_an_unexplained_end_of_its_host_counts_for_the_place_and_not_as_a_failur
         assert place.placed == [(3, ends)]
         place.placed.clear()
     assert place.group.restarts.count == FIRST
+
+
+def test_topics_whose_host_had_no_descriptors_share_with_fewer_others(place: Place) -> None:
+    for child in place.group.children():
+        child.failure = Failure(Phase.RUN, OUT_OF_FILES, "too many open files")
+    for child in list(place.group.children()):
+        child.state = "ended"
+        place.children.pop(child.spec.key)
+        place.group.died(child)
+    place.clock.now += 10 * S
+    place.group.tick()
+    assert place.placed == [(3, 1)]
 
 
 def test_an_end_that_another_topic_explains_changes_nothing(place: Place) -> None:
