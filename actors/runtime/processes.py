@@ -212,6 +212,13 @@ class Processes:
         if child.host is not None:
             self._kill_host(child.host)
 
+    def kill_alone(self, child: Child) -> None:
+        """Kill an actor. One in a shared host is stopped instead, to leave its neighbours alone."""
+        if child.host is not None and child.host.is_shared:
+            self.stop_child(child)
+        else:
+            self.kill(child)
+
     def _kill_host(self, host: HostProcess) -> None:
         host.is_killed = True  # no topic is placed in it any more
         self.table.kill(host)

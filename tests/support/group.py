@@ -67,7 +67,7 @@ class Broker:
         self.removed: list[str] = []
         self.killed: list[Child] = []
         self.children: dict[int, Child] = {}
-        self.kill = self.killed.append
+        self.kill = self.kill_alone = self.killed.append
         self.table = SimpleNamespace(forkserver_pid=1, hosts=set())
         self.processes = self
         self.registry = SimpleNamespace(

@@ -621,7 +621,8 @@ class TopicGroup(TopicProcesses):
             self.cause = child.failure or Failure(
                 Phase.RUN, "", f"{child.spec.title} (pid {child.pid}) ended"
             )
-            self._note_host_end()
+            if not child.told_to_stop:  # else its host goes on
+                self._note_host_end()
             self._go("died")
             for other in self.children():
                 self._processes.kill(other)
@@ -648,7 +649,7 @@ class TopicGroup(TopicProcesses):
         self.cause = Failure(Phase.START, OUT_OF_FILES if out_of_files else "", text)
         self._go("died")
         for child in self.children():
-            self._processes.kill(child)
+            self._processes.kill_alone(child)
         if not self.children():
             self._start_again()
 

@@ -119,6 +119,18 @@ def test_a_child_that_is_not_up_yet_is_killed_at_once(place: Place) -> None:
     assert place.sent == []
 
 
+def test_the_end_of_one_actor_leaves_its_neighbours_in_a_shared_host_alone(place: Place) -> None:
+    alone, up, starting = place.add(7), place.add(8), place.add(9, state="starting", envelope=())
+    for child in (up, starting):
+        child.host = HostProcess(1, cast("Any", None), None, 1)
+    for child in (alone, up, starting):
+        place.processes.kill_alone(child)
+    assert place.killed == [7]
+    assert place.sent == [((b"8",), p.Stop())]
+    place.processes.stop_started(starting, (b"9",))
+    assert place.sent[1:] == [((b"9",), p.Stop())]
+
+
 def test_a_child_that_does_not_come_up_in_time_is_killed(place: Place) -> None:
     now = time.monotonic_ns()
     limit_ns = int(options.START_TIMEOUT_S * S)

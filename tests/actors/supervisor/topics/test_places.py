@@ -342,6 +342,14 @@ def test_topics_whose_host_had_no_descriptors_share_with_fewer_others(place: Pla
     assert place.placed == [(3, 1)]
 
 
+def test_a_topic_that_was_stopped_by_a_failed_step_did_not_end_its_host(place: Place) -> None:
+    place.group.fail("no room")
+    for child in place.group.children():
+        child.told_to_stop = True
+    place.restart()
+    assert place.placed == [(3, 0)]
+
+
 def test_an_end_that_another_topic_explains_changes_nothing(place: Place) -> None:
     place.host.is_explained = True
     place.restart()
