@@ -32,7 +32,7 @@ from typing import Any, Final
 from ..settings import options
 from . import forkserver
 from .child import OUT_OF_FILES, ChildSpec, Failure, Phase
-from .host import ENDED, NO_FILES_WORD, host_main
+from .host import ENDED, NO_FILES_WORD, StartOrder, host_main
 from .process import memory_bytes
 
 log = logging.getLogger("zsq")
@@ -68,7 +68,7 @@ class HostProcess:
     is_left: bool = False
     pidfd: int = -1
     children: dict[int, Child] = field(default_factory=dict)
-    unsent: deque[tuple[str, ChildSpec]] = field(default_factory=deque)  # actors to start
+    unsent: deque[StartOrder] = field(default_factory=deque)  # actors to start
     lacks_files: bool = False
     is_killed: bool = False
     is_explained: bool = False
@@ -167,7 +167,7 @@ class ProcessTable:
         if host is None:
             host = self._start_host(first, spec.title)
         else:
-            host.unsent.append(first)
+            host.unsent.append((*first, self.log_level))
             self._send_starts(host)
         child = Child(spec, host, owner=owner)
         host.children[spec.key] = self.children[spec.key] = child

@@ -256,6 +256,25 @@ def test_topics_that_sleep_count_as_little_as_those_that_share(tmp_path: Path) -
         admin.create_channel("last", "c")
 
 
+def test_a_topic_in_a_shared_process_without_others_has_the_new_level_of_the_log(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "zsq.toml"
+    file.write_text('log-level = "info"')
+    options = ("--own-process", "never", "--config", str(file))
+    with Broker(tmp_path / "data", *options) as broker, zsq.Admin(broker.ipc) as admin:
+        make(broker, "a")
+        admin.delete_topic("a", force=True)
+        file.write_text('log-level = "debug"')
+        assert broker.process is not None
+        broker.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "configuration reloaded" in broker.log.read_text(), 20, "the reload")
+        make(broker, "b")
+        with pytest.raises(ZsqError):
+            admin.seek("b", "c", 99)
+        wait_for(lambda: "DEBUG [channel b/c] " in broker.log.read_text(), 20, "a text of b")
+
+
 def test_by_default_nothing_is_shared(tmp_path: Path) -> None:
     with Broker(tmp_path / "data") as broker:
         make(broker, "a", "b")
