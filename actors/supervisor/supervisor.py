@@ -111,6 +111,7 @@ class Supervisor:
         )  # fmt: skip
         self.orders = Orders(self.processes)
         self.state.send_order = self.orders.send
+        self.state.owes_answer = self.orders.owes_answer
         self.singles = Singles(self.state, self.orders, self.stop)
         self.disk = DiskWatch(self.state)
         self.reloading = Reloading(

@@ -79,7 +79,7 @@ from ...statistics.broker_view import (
     storage_pulse,
     topic_pulse,
 )
-from .dormancy import at_rest, due_ns, is_unused, last_known, sleep_ns
+from .dormancy import at_rest, due_ns, is_unused, last_known, may_move, sleep_ns
 from .registry import Registry
 from .registry_format import TopicRow
 
@@ -244,6 +244,7 @@ class GroupSite:
         self.names_changed = False  # the set of names of topics and channels has changed
         self.mover: TopicGroup | None = None  # the topic that moves to other processes
         self.send_order: Callable[..., None]  # `Orders.send`
+        self.owes_answer: Callable[[Child], bool]  # `Orders.owes_answer`
 
 
 def _note_end(process: ChannelProcess | TopicProcesses, child: Child) -> None:
@@ -974,7 +975,12 @@ class TopicGroup(TopicProcesses):
     def _may_move(self) -> bool:
         """Return True if no client waits for the topic's processes, and all of them are up."""
         waits = self._waiting or self._settling or self.deleting or self.is_sealing
-        return not waits and self.settled() and not self.failed_channels() and self._can_move()
+        if waits or not self.settled() or self.failed_channels() or not self._can_move():
+            return False
+        assert self.topic is not None
+        return may_move(cast("TopicPulse", self.topic.stats)) and not any(
+            map(self._site.owes_answer, self.children())
+        )
 
     def _are_held(self) -> bool:
         """Return True if the channels that were held are all, and hold on until they stop."""

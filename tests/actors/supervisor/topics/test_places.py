@@ -52,6 +52,8 @@ class Place(Broker):
         self.send_order = lambda child, make, then, patience_s=0.0: self.sent.append(
             (child, make(len(self.sent)), then)
         )
+        self.in_debt: set[int] = set()  # the keys of actors that owe an answer to an order
+        self.owes_answer = lambda child: child.spec.key in self.in_debt
         self.group.load = Load(0.2)
         for name in "ab":
             channel = self.child("channel", a_channel(name))
@@ -287,6 +289,23 @@ def test_a_channel_that_gets_no_order_is_not_held_alone(place: Place) -> None:
     place.send_order = send
     place.work(0.5)
     assert [order.is_over for _, order, _ in place.sent] == [False, True, True]
+
+
+@pytest.mark.parametrize("what", ["backup", "disk_full", "order"])
+def test_a_topic_stays_for_a_backup_for_a_trouble_and_for_an_order(place: Place, what: str) -> None:
+    topic = place.group.topic
+    assert topic is not None
+    storage = dict.fromkeys(
+        ("backup", "alarms", "state_alarm", "delayed_alarm", "delayed_full", "disk_full", "topic_full")
+    )  # fmt: skip
+    topic.stats = {"storage": {**storage, what: True}}
+    if what == "order":
+        place.in_debt.add(topic.spec.key)
+    place.work(0.5)
+    assert place.sent == []
+    topic.stats, place.in_debt = {"storage": storage}, set()
+    place.work(0.5)
+    assert [order.is_over for _, order, _ in place.sent] == [False, False]
 
 
 @pytest.mark.parametrize("what", ["ephemeral channel", "in memory"])
