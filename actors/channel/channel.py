@@ -316,6 +316,8 @@ class ChannelActor(Actor[ChannelStart]):
         detach = self.feed.wanted(self.core.is_wanted() and not self.stopping)
         if detach is not None:
             self.topic.send((), detach)
+        if self.core.holds:
+            self._look_at_hold()
         self.busy = not self.stopping and self._deliver()
         self.dead_letters.turn(self.supply, not self.stopping)
         if self.supply.corrupt_count != self._corrupt_told:
@@ -329,8 +331,6 @@ class ChannelActor(Actor[ChannelStart]):
         self._ask_for_due()
         self._ask_for_blocks()
         self._hint()
-        if self.core.holds:
-            self._look_at_hold()
         if self.last_consumer is not None and not self.stopping:
             self._look_for_consumers(self.last_consumer)
 

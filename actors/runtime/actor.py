@@ -276,6 +276,8 @@ class Actor(Generic[StartT]):
             self.supervisor.send((), Failed(self.key, code, text))
             if self._is_hosted and isinstance(error, ZsqError) and self.may_drop_start():
                 self._close()
+                # The host reports the end over its lifeline, and the reason must come first.
+                time.sleep(options.LAST_WORDS_S)
                 return
             self.end_at_once(3)
         self.supervisor.send((), Born(self.key, self.key, data))

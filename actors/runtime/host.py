@@ -9,7 +9,7 @@ take a tenth of it.
 Rejected: one loop for all actors of a host. It would save the threads' stacks, but a start that
 reads a large log, or waits for its topic's answer, would stop the heartbeats of all neighbours.
 
-The supervisor sends (class, spec) for each actor over the host's lifeline, and the host sends back
+The supervisor sends a `StartOrder` for each actor over the host's lifeline, and the host sends back
 the key of each actor that has ended, as ENDED bytes. The end of the lifeline is the end of the
 supervisor, and then the host ends too. If an actor fails, its host ends with all its actors, for
 the state of a process with a failed actor is not known. The supervisor then starts them again.
@@ -42,6 +42,7 @@ ENDED: Final = 8
 # A host sends this over the lifeline if it ends because it lacks descriptors. The attempt to
 # receive a pidfd may consume its first byte.
 NO_FILES_WORD: Final = b"F" * ENDED
+StartOrder = tuple[str, ChildSpec, str]  # class, spec, level of the log
 
 
 def host_main(
@@ -109,9 +110,10 @@ class SharedHost:
         gc.freeze()
         while True:
             try:
-                class_name, spec = self._lifeline.recv()
+                class_name, spec, log_level = self._lifeline.recv()
             except (EOFError, OSError):
                 os._exit(0)  # the supervisor is dead: answer nothing any more, and close nothing
+            logging.getLogger().setLevel(log_level.upper())  # a reload reaches only actors
             work = threading.Thread(
                 target=self._run, args=(class_name, spec), name=spec.title, daemon=True
             )

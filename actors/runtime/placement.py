@@ -5,7 +5,7 @@ of them share a host with other quiet topics. A new topic shares. It gets proces
 it is busy, and shares again when it has been quiet for long.
 
 A shared host that ends takes all its topics along. If one of them caused the end, its failure says
-so, and that topic gets processes of its own. If nothing says so (a segmentation fault, the killer
+so, or that it was killed because it did not answer. That topic gets processes of its own. If nothing says so (a segmentation fault, the killer
 of the system, `kill -9`), each of its topics may be the cause. So each such end of its host puts a
 topic into hosts with a quarter of the room, and after four of them the cause is alone. This finds
 it while most topics share most of the time, and its restarts count from then on.
@@ -45,6 +45,10 @@ class Load:
         self._shares[key] = now_ns, cpu_ns, share
         if self.share >= QUIET * self._busy_at or not self._quiet_since_ns:
             self._quiet_since_ns = now_ns
+
+    def ended(self, key: int) -> None:
+        """Count what an actor took no longer, because it has ended."""
+        self._shares.pop(key, None)
 
     def forget(self) -> None:
         """Begin anew, with the successors of these actors."""

@@ -18,6 +18,7 @@ import os
 import select
 import signal
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
@@ -26,7 +27,7 @@ from typing import Any, Final
 from ..settings import options
 from . import forkserver
 from .child import OUT_OF_FILES, ChildSpec, Failure, Phase
-from .host import ENDED, NO_FILES_WORD, host_main
+from .host import ENDED, NO_FILES_WORD, StartOrder, host_main
 from .process import memory_bytes
 
 log = logging.getLogger("zsq")
@@ -51,7 +52,7 @@ class HostProcess:
     """A process that runs actors: one, or many if it is a shared host (`number` is from 1 on).
 
     `ends` and `is_left` are from `placement.py`. After its end, `is_explained` is True if one of
-    its actors had said why.
+    its actors is the known cause.
     """
 
     pid: int
@@ -61,7 +62,9 @@ class HostProcess:
     is_left: bool = False
     pidfd: int = -1
     children: dict[int, Child] = field(default_factory=dict)
+    unsent: deque[StartOrder] = field(default_factory=deque)  # actors to start
     lacks_files: bool = False
+    is_killed: bool = False
     is_explained: bool = False
     started_ns: int = field(default_factory=time.monotonic_ns)
 
@@ -95,7 +98,16 @@ class Child:
     # True if the child was asked to end, so that its end is no failure. After the end, `state` no
     # longer shows this.
     told_to_stop: bool = False
+    hangs: bool = False  # it was killed, because it did not answer
     owner: Any = None  # the topic group to which it belongs, if any
+
+    @property
+    def explains_end(self) -> bool:
+        """Return True if it is the known cause of the end of its host.
+
+        Descriptors are missing to the whole host, so no actor is the cause of that.
+        """
+        return self.hangs or (self.failure is not None and not self.failure.is_out_of_files)
 
     @property
     def pid(self) -> int:
@@ -146,13 +158,27 @@ class ProcessTable:
         if host is None:
             host = self._start_host(first, spec.title)
         else:
-            # If the host has just ended, `changes` reports the end of this child too. The pipe has
-            # room for all actors that may start at a time, so this does not wait.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                host.lifeline.send(first)
+            host.unsent.append((*first, self.log_level))
+            self._send_starts(host)
         child = Child(spec, host, owner=owner)
         host.children[spec.key] = self.children[spec.key] = child
         return child
+
+    def _send_starts(self, host: HostProcess) -> None:
+        """Send a shared host the actors to start, as far as it takes them now.
+
+        A host that is stopped takes none. The system calls a pipe writable while three quarters of
+        it are free, which is more than an actor needs, so this does not wait.
+        """
+        fd = host.lifeline.fileno()
+        room = select.poll()
+        room.register(fd, select.POLLOUT)
+        # If the host has just ended, `changes` reports the end of these children too.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while host.unsent and room.poll(0):
+                host.lifeline.send(host.unsent.popleft())
+        if fd in self._by_fd:
+            self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if host.unsent else 0))
 
     def start_shared(self, number: int, ends: int) -> HostProcess:
         """Start a shared host without actors. Raises `OSError`."""
@@ -202,12 +228,17 @@ class ProcessTable:
         """
         ended: list[Child] = []
         forkserver_dead = False
-        for fd, _ in self._epoll.poll(0):
+        for fd, events in self._epoll.poll(0):
             if fd == self._forkserver_pidfd:
                 forkserver_dead = True
-            elif (host := self._by_fd.get(fd)) is None:
+                continue
+            if (host := self._by_fd.get(fd)) is None:
                 continue  # it ended in this same call
-            elif fd == host.pidfd:
+            if events & select.EPOLLOUT:
+                self._send_starts(host)
+            if events == select.EPOLLOUT:
+                continue
+            if fd == host.pidfd:
                 ended += self._host_ended(host)
             elif host.pidfd >= 0:
                 ended += self._actors_ended(host)
@@ -252,7 +283,7 @@ class ProcessTable:
             if child.failure is None and lacks_files:
                 child.failure = Failure(Phase.RUN, OUT_OF_FILES, os.strerror(errno.EMFILE))
             self._forget(child)
-        host.is_explained = any(child.failure is not None for child in host.children.values())
+        host.is_explained = any(child.explains_end for child in host.children.values())
         ended += host.children.values()
         host.children.clear()
         host.lifeline.close()

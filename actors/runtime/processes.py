@@ -59,8 +59,9 @@ class Processes:
         self._looked_ns = 0
         self._starts_until_ns = 0
         self.more_to_start = False
-        # The number of processes of sleeping topics. They may be started again at any time.
-        self.asleep = 0
+        # The number of processes of sleeping topics, and of actors that will share some. They may
+        # be started again at any time.
+        self.asleep = self.asleep_shared = 0
 
     @property
     def children(self) -> Mapping[int, Child]:
@@ -84,7 +85,7 @@ class Processes:
         return {
             placement.HostLoad(host.number, len(host.children), host.ends, host.is_left): host
             for host in self.table.hosts
-            if host.is_shared
+            if host.is_shared and not host.is_killed
         }
 
     def place(self, title: str, actors: int, ends: int) -> HostProcess | None:
@@ -108,7 +109,7 @@ class Processes:
         unused = placement.to_end(shared)
         for load, host in shared.items():
             if not load.actors and (everything or load.number in unused):
-                self.table.kill(host)
+                self._kill_host(host)
 
     def start(self, spec: ChildSpec, owner: Any = None, host: HostProcess | None = None) -> Child:
         """Start an actor in a process of its own, or in this shared host."""
@@ -134,11 +135,13 @@ class Processes:
             )
             raise (OutOfFiles if is_out_of_files(error) else ZsqError)(E_LIMIT, text) from None
 
-    def _used(self, asleep: int = 0) -> int:
+    def _used(self, *, with_asleep: bool = False) -> int:
         """Return the number of processes. A few actors of shared hosts count as one."""
         shared = sum(len(host.children) for host in self.table.hosts if host.is_shared)
         own = sum(not host.is_shared for host in self.table.hosts)
-        return own + -(-shared // options.SHARED_AS_ONE) + asleep
+        if with_asleep:
+            shared, own = shared + self.asleep_shared, own + self.asleep
+        return own + -(-shared // options.SHARED_AS_ONE)
 
     def check_room(self, count: int, what: str) -> None:
         """Raise `Refused` (E_LIMIT) if a new topic or channel would exceed the limit.
@@ -146,8 +149,10 @@ class Processes:
         Existing topics and channels are started again even beyond the limit.
         """
         limit = self._processes_max
-        if self._used(self.asleep) + count > limit:
-            asleep = f" and {self.asleep} belong to topics that are asleep" if self.asleep else ""
+        total = self._used(with_asleep=True)
+        if total + count > limit:
+            sleeping = total - self._used()
+            asleep = f" and {sleeping} belong to topics that are asleep" if sleeping else ""
             text = (
                 f"no room for {what}: this broker runs at most {limit} processes (a topic or a "
                 "channel needs one)"
@@ -178,12 +183,18 @@ class Processes:
     # Stopping
 
     def stop_child(self, child: Child) -> None:
-        """Ask a child to end. It is killed if it does not end within its time."""
+        """Ask a child to end. It is killed if it does not end within its time.
+
+        A child that starts is killed at once. In a shared host, this would end its neighbours, so
+        there it is asked when it has started.
+        """
         if child.told_to_stop:
             return
         child.told_to_stop = True
-        if child.state == "up":
+        is_up = child.state == "up"
+        if is_up:
             self.send(child, p.Stop())
+        if is_up or (child.host is not None and child.host.is_shared):
             self._stop_deadlines[child.spec.key] = time.monotonic_ns() + int(
                 child.spec.stop_timeout_s * 1e9
             )
@@ -191,14 +202,39 @@ class Processes:
             self.kill(child)
         child.state = "stopping"
 
+    def stop_started(self, child: Child, envelope: tuple[bytes, ...]) -> None:
+        """Ask a child to end that has started after it was to stop."""
+        child.envelope = envelope
+        self.send(child, p.Stop())
+
     def kill(self, child: Child) -> None:
         """Kill the process of an actor, with the other actors that share it."""
         if child.host is not None:
-            self.table.kill(child.host)
+            self._kill_host(child.host)
+
+    def kill_alone(self, child: Child) -> None:
+        """Kill an actor. One in a shared host is stopped instead, to leave its neighbours alone."""
+        if child.host is not None and child.host.is_shared:
+            self.stop_child(child)
+        else:
+            self.kill(child)
+
+    def _kill_host(self, host: HostProcess) -> None:
+        host.is_killed = True  # no topic is placed in it any more
+        self.table.kill(host)
+
+    def kill_hanging(self, child: Child) -> None:
+        """Kill an actor that does not answer. It is the cause of the end of its shared host.
+
+        If all its neighbours hang too, it is the first of them.
+        """
+        others = child.host.children.values() if child.host is not None else ()
+        child.hangs = not any(other.hangs for other in others)
+        self.kill(child)
 
     def kill_all(self) -> None:
         for host in list(self.table.hosts):
-            self.table.kill(host)
+            self._kill_host(host)
 
     def ended(self, child: Child) -> None:
         """Note that a child is gone."""
@@ -229,7 +265,7 @@ class Processes:
                         child.spec.title,
                         child.spec.stop_timeout_s,
                     )
-                    self.kill(child)
+                    self.kill_hanging(child)
         if now - self._looked_ns < NS_PER_S:
             return
         self._looked_ns = now
@@ -240,4 +276,4 @@ class Processes:
                     child.spec.title,
                     options.START_TIMEOUT_S,
                 )
-                self.kill(child)
+                self.kill_hanging(child)

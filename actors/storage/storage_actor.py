@@ -266,11 +266,15 @@ class StorageActor:
         obey(p.CountDelayed, self._delayed.count)
         obey(p.ListDelayed, self._delayed.list_some)
         obey(p.CancelDelayed, self._delayed.cancel)
-        obey(p.BackUpState, self._backup.take_state)
+        obey(p.BackUpState, self._back_up_state)
         obey(p.BackUpLog, self._backup.take_log)
         obey(p.EndBackup, self._backup.end)
         obey(p.LeaveChannel, self.leave_channel)
         obey(p.DropChannel, self.drop_channel)
+
+    def _back_up_state(self, order: p.BackUpState) -> None:
+        self._backup.take_state(order)
+        self.host.pulse()  # a topic with a backup stays in its process
 
     def _set_timers(self) -> None:
         every = self.host.every

@@ -111,6 +111,7 @@ class Supervisor:
         )  # fmt: skip
         self.orders = Orders(self.processes)
         self.state.send_order = self.orders.send
+        self.state.owes_answer = self.orders.owes_answer
         self.singles = Singles(self.state, self.orders, self.stop)
         self.disk = DiskWatch(self.state)
         self.reloading = Reloading(
@@ -341,7 +342,7 @@ class Supervisor:
                 log.error(
                     "%s does not answer the scan: it is killed and started again", child.spec.title
                 )
-                self.processes.kill(child)
+                self.processes.kill_hanging(child)
             # A topic that does a slow sync or read is not killed. Only its delayed messages wait.
             elif child is not None:
                 log.warning(
@@ -388,6 +389,8 @@ class Supervisor:
 
     def _on_born(self, envelope: tuple[bytes, ...], message: p.Born) -> None:
         child = self.processes.children.get(message.key)
+        if child is not None and child.state == "stopping" and not child.envelope:
+            self.processes.stop_started(child, envelope)
         if child is None or child.state != "starting":
             return
         child.state, child.envelope, child.data = "up", envelope, message.data

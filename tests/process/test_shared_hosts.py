@@ -4,6 +4,10 @@ moves out while it is used, and the end of a shared process costs nothing that w
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -16,6 +20,8 @@ import pytest
 from support.broker import Broker, kill, wait_for
 
 import zsq
+import zsq.aio
+from zsq import ZsqError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -197,6 +203,76 @@ def test_a_topic_that_cannot_start_takes_no_neighbour_along_for_long(broker: Bro
     wait_for(lambda: len(pids(broker, "a") | pids(broker, "b")) == 1, 40, "the neighbours")
     with zsq.Admin(broker.ipc) as admin:
         assert "broken" in admin.stats()["health"]
+
+
+def test_the_deletion_of_a_topic_that_starts_a_channel_leaves_its_neighbours_alone(
+    broker: Broker,
+) -> None:
+    make(broker, "a")
+    before = places(broker)
+
+    def create(admin: zsq.Admin) -> None:
+        with contextlib.suppress(ZsqError):  # the deletion came first
+            admin.create_channel("b", "d")
+
+    with zsq.Admin(broker.ipc, timeout=30) as admin, zsq.Admin(broker.ipc, timeout=30) as other:
+        for _ in range(10):
+            admin.create_channel("b", "c")
+            creation = threading.Thread(target=create, args=(other,))
+            creation.start()
+            admin.delete_topic("b", force=True)
+            creation.join()
+            with contextlib.suppress(ZsqError):  # the creation came last
+                admin.delete_topic("b", force=True)
+    assert places(broker) == before
+
+
+def test_a_shared_process_that_is_stopped_does_not_stop_the_broker(tmp_path: Path) -> None:
+    """It takes no actors, and its pipe is full after a few dozen of them."""
+    names = [f"t{number:030d}" for number in range(120)]
+    data_dir = tmp_path / ("a-data-directory-" * 3)
+    with Broker(data_dir, "--own-process", "never") as broker:
+        make(broker, "a")
+        (host,) = pids(broker, "a")
+        os.kill(host, signal.SIGSTOP)
+
+        async def create_all() -> None:
+            async with zsq.aio.Admin(broker.ipc, timeout=40) as admin:
+                creations = [asyncio.create_task(admin.create_topic(name)) for name in names]
+                assert await asyncio.create_task(admin.ping())  # it comes after them
+                os.kill(host, signal.SIGCONT)
+                await asyncio.gather(*creations)
+
+        asyncio.run(create_all())
+        assert set(names) <= {name.removeprefix("topic ") for name in places(broker)}
+
+
+def test_topics_that_sleep_count_as_little_as_those_that_share(tmp_path: Path) -> None:
+    options = ("--own-process", "busy", "--sleep-after", "1s", "--processes-max", "30")
+    with Broker(tmp_path / "data", *options) as broker, zsq.Admin(broker.ipc) as admin:
+        for number in range(20):
+            admin.create_channel(f"t{number}", "c")
+        wait_for(lambda: not places(broker), 40, "sleep")
+        admin.create_channel("last", "c")
+
+
+def test_a_topic_in_a_shared_process_without_others_has_the_new_level_of_the_log(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "zsq.toml"
+    file.write_text('log-level = "info"')
+    options = ("--own-process", "never", "--config", str(file))
+    with Broker(tmp_path / "data", *options) as broker, zsq.Admin(broker.ipc) as admin:
+        make(broker, "a")
+        admin.delete_topic("a", force=True)
+        file.write_text('log-level = "debug"')
+        assert broker.process is not None
+        broker.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "configuration reloaded" in broker.log.read_text(), 20, "the reload")
+        make(broker, "b")
+        with pytest.raises(ZsqError):
+            admin.seek("b", "c", 99)
+        wait_for(lambda: "DEBUG [channel b/c] " in broker.log.read_text(), 20, "a text of b")
 
 
 def test_by_default_nothing_is_shared(tmp_path: Path) -> None:

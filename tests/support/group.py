@@ -67,7 +67,7 @@ class Broker:
         self.removed: list[str] = []
         self.killed: list[Child] = []
         self.children: dict[int, Child] = {}
-        self.kill = self.killed.append
+        self.kill = self.kill_alone = self.killed.append
         self.table = SimpleNamespace(forkserver_pid=1, hosts=set())
         self.processes = self
         self.registry = SimpleNamespace(
@@ -96,7 +96,7 @@ class Broker:
             own_process="always",
             busy_at=1.0,
         )
-        self.asleep = 0
+        self.asleep = self.asleep_shared = 0
         self.mover: TopicGroup | None = None
         self.scan_endpoint = ""
         self.requests: Any = SimpleNamespace(

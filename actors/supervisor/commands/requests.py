@@ -116,6 +116,10 @@ class Orders:
         order = self._orders.get(request)
         return order is not None and order.envelope == envelope
 
+    def owes_answer(self, child: Child) -> bool:
+        """Return True if this actor has not answered all orders yet."""
+        return any(order.key == child.spec.key for order in self._orders.values())
+
     def on_answer(self, envelope: Envelope, message: p.Done | p.OrderAnswer | p.Failed) -> None:
         if not self.awaits(envelope, message.request):
             return

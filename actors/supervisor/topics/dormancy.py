@@ -64,6 +64,15 @@ def is_unused(
     )
 
 
+def may_move(topic: TopicPulse) -> bool:
+    """Return True if another process may continue the topic at any time.
+
+    A backup would have to begin again, and a start would hide what is wrong.
+    """
+    storage = topic.get("storage")
+    return storage is None or not (storage["backup"] or _troubled(storage))
+
+
 def _troubled(storage: StoragePulse) -> bool:
     return bool(
         storage["alarms"]

@@ -53,6 +53,7 @@ from ....transport.errors import (
 )
 from ....transport.names import is_ephemeral
 from ....transport.settings import NONE, NewChannelSettings, Retention
+from ....transport.units import NS_PER_MS
 from ....transport.wire import protocol as p
 from ...runtime.child import (
     OUT_OF_FILES,
@@ -62,7 +63,7 @@ from ...runtime.child import (
     Phase,
     RestartIntensity,
 )
-from ...runtime.placement import Load
+from ...runtime.placement import Load, room
 from ...runtime.process_table import Child, HostProcess
 from ...runtime.processes import Processes
 from ...runtime.pulses import ChannelPulse, TopicPulse
@@ -78,7 +79,7 @@ from ...statistics.broker_view import (
     storage_pulse,
     topic_pulse,
 )
-from .dormancy import at_rest, due_ns, is_unused, last_known, sleep_ns
+from .dormancy import at_rest, due_ns, is_unused, last_known, may_move, sleep_ns
 from .registry import Registry
 from .registry_format import TopicRow
 
@@ -86,6 +87,7 @@ _MIB: Final = 1024 * 1024
 _LOOK_NS: Final = options.SLEEP_LOOK_MS * 1_000_000
 # A process that got a message sends a pulse within a second, on a busy machine a little later.
 _FRESH_NS: Final = 2 * options.PULSE_MS * 1_000_000
+_DOUBLINGS_MAX: Final = 30
 _STOPPED: Final = (
     f"failed more than {options.RESTARTS_MAX} times in {options.RESTARTS_WITHIN_S:g} s and "
     "stays stopped;"
@@ -109,6 +111,12 @@ def retention_in_memory(settings: Mapping[str, Any], bytes_max: int) -> Retentio
             text = f"{name} of a topic in memory is at most {limit}, not {shown}"
             raise UsageError(E_BAD_ARGUMENT, f"{text}; use a topic on disk for more")
     return retention
+
+
+def doubled(first_s: float, tries: int, max_s: float) -> float:
+    """Return the pause after so many tries: it doubles with each try, to the longest pause."""
+    # A power of two has no number any more after a day of tries.
+    return min(first_s * 2.0 ** min(tries, _DOUBLINGS_MAX), max_s)
 
 
 TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
@@ -236,6 +244,7 @@ class GroupSite:
         self.names_changed = False  # the set of names of topics and channels has changed
         self.mover: TopicGroup | None = None  # the topic that moves to other processes
         self.send_order: Callable[..., None]  # `Orders.send`
+        self.owes_answer: Callable[[Child], bool]  # `Orders.owes_answer`
 
 
 def _note_end(process: ChannelProcess | TopicProcesses, child: Child) -> None:
@@ -269,7 +278,7 @@ class TopicGroup(TopicProcesses):
         self._asked_ns = time.monotonic_ns()  # the last request for the topic, or its last start
         self._looked_ns = 0  # when it was last checked for use
         self._wake_ns = 0  # ASLEEP: when it wakes because of its retention
-        self._asleep = 0  # ASLEEP: how many processes it had
+        self._asleep = self._asleep_shared = 0  # ASLEEP: how many processes it had, see `Processes`
         # Requests that wait until no process of the topic is starting.
         self._settling: list[Then] = []
         self._host: HostProcess | None = None  # the shared host in which its processes run, if any
@@ -278,7 +287,9 @@ class TopicGroup(TopicProcesses):
         self.load = Load(site.options.busy_at)
         self._is_busy = False  # it was moved to processes of its own
         self._is_moving = False  # its processes stop, because it moves
-        self._holding: set[int] = set()  # the keys of the channels that must answer Hold
+        self._held: set[int] = set()  # the keys of the channels that got Hold
+        self._holding: set[int] = set()  # those of them that must answer it
+        self._hold_until_ns = 0  # then they go on by themselves
         self._moves_failed = 0
         self._move_ns = 0  # no move before that
         self._is_victim = False  # its shared host ended, and it was not the cause
@@ -288,6 +299,10 @@ class TopicGroup(TopicProcesses):
         if self.state is not GroupState.UP:
             self._starts.clear()
             self._holding.clear()
+        if event in ("died", "stop"):
+            self._is_moving = False
+        if event == "stop" and self._site.mover is self:
+            self._site.mover = None
 
     def retention(self) -> Retention:
         """Return the retention. The topic's settings override the broker's settings.
@@ -571,6 +586,8 @@ class TopicGroup(TopicProcesses):
         The topic starts again only when its process has ended, so files are never opened twice.
         """
         channel = channel_of(child.spec.start)
+        self.load.ended(child.spec.key)
+        self._needs_own = self._needs_own or (child.hangs and self._host is not None)
         if child is self.topic:
             self._site.channels_changed = True
         if self.state is GroupState.DOZING and not (child is self.topic and child.failure):
@@ -605,7 +622,8 @@ class TopicGroup(TopicProcesses):
             self.cause = child.failure or Failure(
                 Phase.RUN, "", f"{child.spec.title} (pid {child.pid}) ended"
             )
-            self._note_host_end()
+            if not child.told_to_stop:  # else its host goes on
+                self._note_host_end()
             self._go("died")
             for other in self.children():
                 self._processes.kill(other)
@@ -616,12 +634,12 @@ class TopicGroup(TopicProcesses):
         """Find out whether this topic ended the shared host in which it was."""
         if self._host is None:
             return
-        failures = [child.failure for child in self.processes() if child.failure is not None]
-        if failures:
+        is_cause = any(child.explains_end for child in self.processes())
+        if is_cause:
             self._needs_own = True
         elif not self._host.is_explained:
             self._host_ends += 1
-        self._is_victim = not failures
+        self._is_victim = not is_cause
 
     def fail(self, text: str, *, out_of_files: bool = False) -> None:
         """End all processes and try again later, because a step of the start has failed."""
@@ -632,7 +650,7 @@ class TopicGroup(TopicProcesses):
         self.cause = Failure(Phase.START, OUT_OF_FILES if out_of_files else "", text)
         self._go("died")
         for child in self.children():
-            self._processes.kill(child)
+            self._processes.kill_alone(child)
         if not self.children():
             self._start_again()
 
@@ -731,7 +749,7 @@ class TopicGroup(TopicProcesses):
                 self.name,
                 self.failure,
             )
-        pause_s = min(options.FILES_RETRY_S_MAX, options.FILES_RETRY_S * 2.0**self._tries)
+        pause_s = doubled(options.FILES_RETRY_S, self._tries, options.FILES_RETRY_S_MAX)
         self._tries += 1
         self._retry_ns = now + int(pause_s * 1e9)
         if now - self._short_ns >= int(options.FILES_WAIT_S * 1e9):
@@ -751,7 +769,7 @@ class TopicGroup(TopicProcesses):
             return
         self._short_ns = 0
         if cause.phase is Phase.START and not final:
-            pause_s = min(options.RETRY_S_MAX, 2.0**self._tries)
+            pause_s = doubled(1.0, self._tries, options.RETRY_S_MAX)
             self._tries += 1
             self._retry_ns = time.monotonic_ns() + int(pause_s * 1e9)
             log.error("topic %s: %s; trying again in %g s", self.name, self.failure, pause_s)
@@ -834,8 +852,10 @@ class TopicGroup(TopicProcesses):
 
     def _count_asleep(self, count: int) -> None:
         """Note how many processes will come back when the topic wakes."""
-        self._processes.asleep += count - self._asleep
-        self._asleep = count
+        shared = count if self._may_share() and self._has_room() else 0
+        self._processes.asleep += count - shared - self._asleep
+        self._processes.asleep_shared += shared - self._asleep_shared
+        self._asleep, self._asleep_shared = count - shared, shared
 
     def _look_for_use(self) -> None:
         """Put the topic to sleep if it is not used, or wake it when its time has come."""
@@ -917,52 +937,75 @@ class TopicGroup(TopicProcesses):
     def _look_for_place(self) -> None:
         """Begin a move if the topic is in the wrong place. The broker moves one topic at a time."""
         site, now = self._site, time.monotonic_ns()
-        if site.mover is self and not self._holding and self.settled():
+        if site.mover is self and not self._holding and not self._is_moving and self.settled():
             site.mover = None
         if site.options.own_process != "busy" or self.state is not GroupState.UP:
             return
-        is_busy = self._host is not None and self.load.is_busy
+        has_room = self._has_room()
+        is_busy = self._host is not None and (self.load.is_busy or not has_room)
         wants = is_busy or (
-            self.load.is_quiet(site.options.share_after_s, now)
+            has_room and self.load.is_quiet(site.options.share_after_s, now)
             if self._host is None
             else self._host.is_left
         )
         if not wants or now < self._move_ns or site.mover is not None or self._needs_own:
             return
-        waits = self._waiting or self._settling or self.deleting or self.is_sealing
-        if waits or not self.settled() or self.failed_channels() or not self._can_move():
+        if not self._may_move():
             return
         site.mover, self._is_busy = self, is_busy
         channels = [child for child in self.children() if child is not self.topic]
-        self._holding = {child.spec.key for child in channels}
+        self._held = {child.spec.key for child in channels}
+        self._holding = set(self._held)
+        self._hold_until_ns = now + options.HOLD_MS * NS_PER_MS
         for child in channels:
-            site.send_order(
-                child,
-                lambda request: p.Hold(request, is_over=False),
-                partial(self._held, child.spec.key),
-                options.MOVE_PATIENCE_S,
-            )
+            if self._holding:  # else an order could not be sent, and the move is given up
+                site.send_order(
+                    child,
+                    lambda request: p.Hold(request, is_over=False),
+                    partial(self._hold_answered, child.spec.key),
+                    options.MOVE_PATIENCE_S,
+                )
         if not channels:
             self._move()
 
-    def _held(self, key: int, answer: object, error: ZsqError | None) -> None:
+    def _has_room(self) -> bool:
+        """Return True if the topic with all its channels has room in a shared host."""
+        return 1 + len(self.channels) <= room(self._host_ends)
+
+    def _may_move(self) -> bool:
+        """Return True if no client waits for the topic's processes, and all of them are up."""
+        waits = self._waiting or self._settling or self.deleting or self.is_sealing
+        if waits or not self.settled() or self.failed_channels() or not self._can_move():
+            return False
+        assert self.topic is not None
+        return may_move(cast("TopicPulse", self.topic.stats)) and not any(
+            map(self._site.owes_answer, self.children())
+        )
+
+    def _are_held(self) -> bool:
+        """Return True if the channels that were held are all, and hold on until they stop."""
+        keys = {child.spec.key for child in self.children() if child is not self.topic}
+        return keys == self._held and time.monotonic_ns() < self._hold_until_ns
+
+    def _hold_answered(self, key: int, answer: object, error: ZsqError | None) -> None:
         """Move when all channels are held, or let all of them go on."""
         if key not in self._holding:
             return
         self._holding.discard(key)
-        if error is None:
-            if not self._holding:
-                self._move()
+        if error is None and self._holding:
+            return
+        if error is None and self._may_move() and self._are_held():
+            self._move()
             return
         self._holding.clear()
-        pause_s = min(options.MOVE_AGAIN_S * 2**self._moves_failed, options.MOVE_AGAIN_S_MAX)
+        pause_s = doubled(options.MOVE_AGAIN_S, self._moves_failed, options.MOVE_AGAIN_S_MAX)
         self._moves_failed += 1
         if self._host is not None and self._moves_failed >= options.MOVES_FAILED:
             self._host.is_left = True
         self._move_ns = time.monotonic_ns() + int(pause_s * 1e9)
         self._site.mover = None
         for child in self.children():
-            if child is not self.topic:
+            if child.spec.key in self._held:
                 self._site.send_order(
                     child, lambda request: p.Hold(request, is_over=True), lambda *_: None
                 )

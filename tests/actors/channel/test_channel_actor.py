@@ -162,6 +162,25 @@ def test_a_seek_holds_deliveries_until_it_is_committed_and_is_answered_then() ->
     ]
 
 
+def test_a_held_channel_gives_out_nothing_and_goes_on_by_itself_if_it_is_not_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = Shell(0)
+    now = time.monotonic_ns()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    shell.hear("front", p.Sub(1, p.PROTOCOL_VERSION, 100, 0, 30_000, "test"), A)
+    shell.turn("storage")
+    shell.hear("supervisor", p.Hold(9, is_over=False))
+    offered(shell, 1, b"x")
+    assert not [message for message in shell.turn("front") if isinstance(message, p.Deliver)]
+    assert shell.wires["supervisor"].take() == [p.Done(9, {})]
+    now += options.HOLD_MS * 1_000_000 - 1
+    assert not [message for message in shell.turn("front") if isinstance(message, p.Deliver)]
+    now += 1
+    assert [message for message in shell.turn("front") if isinstance(message, p.Deliver)]
+    assert shell.wires["supervisor"].take() == []
+
+
 def offered(shell: Shell, count: int, tag: bytes) -> None:
     """Offer `count` blocks of one message each."""
     for _ in range(count):

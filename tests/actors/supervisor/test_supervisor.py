@@ -119,6 +119,18 @@ def test_a_child_that_is_not_up_yet_is_killed_at_once(place: Place) -> None:
     assert place.sent == []
 
 
+def test_the_end_of_one_actor_leaves_its_neighbours_in_a_shared_host_alone(place: Place) -> None:
+    alone, up, starting = place.add(7), place.add(8), place.add(9, state="starting", envelope=())
+    for child in (up, starting):
+        child.host = HostProcess(1, cast("Any", None), None, 1)
+    for child in (alone, up, starting):
+        place.processes.kill_alone(child)
+    assert place.killed == [7]
+    assert place.sent == [((b"8",), p.Stop())]
+    place.processes.stop_started(starting, (b"9",))
+    assert place.sent[1:] == [((b"9",), p.Stop())]
+
+
 def test_a_child_that_does_not_come_up_in_time_is_killed(place: Place) -> None:
     now = time.monotonic_ns()
     limit_ns = int(options.START_TIMEOUT_S * S)
@@ -139,6 +151,25 @@ def test_only_a_channel_that_the_scan_loop_reports_as_hung_is_killed(place: Plac
     assert place.killed == []
     place.hear(p.Hung(7))
     assert place.killed == [7]
+
+
+def test_an_actor_that_hangs_explains_the_end_of_its_shared_host(place: Place) -> None:
+    first, second = place.add(7), place.add(8)
+    assert first.host is not None
+    first.host.children[8], second.host = second, first.host
+    place.hear(p.Hung(7))
+    place.hear(p.Hung(8))
+    assert (first.explains_end, second.explains_end) == (True, False)
+
+
+def test_no_topic_is_placed_in_a_shared_host_that_was_killed(place: Place) -> None:
+    hosts: Any = place.supervisor.table.hosts
+    killed, other = (HostProcess(1, cast("Any", None), None, number) for number in (1, 2))
+    child = killed.children[7] = place.child(7, "channel", host=killed)
+    hosts[killed] = hosts[other] = None
+    assert place.processes.place("topic t", 1, 0) is killed, "it is the fullest"
+    place.processes.kill(child)
+    assert place.processes.place("topic t", 1, 0) is other
 
 
 def test_the_reason_why_a_child_cannot_start_is_kept(place: Place) -> None:

@@ -4,6 +4,7 @@ from the end of a shared one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,8 +12,8 @@ import pytest
 from support.group import Broker, a_channel
 from support.group import C as EPHEMERAL
 
-from zsq.actors.runtime.child import Failure, Phase
-from zsq.actors.runtime.placement import Load
+from zsq.actors.runtime.child import OUT_OF_FILES, Failure, Phase
+from zsq.actors.runtime.placement import ROOM, Load, room
 from zsq.actors.runtime.process_table import Child, HostProcess
 from zsq.actors.settings import options
 from zsq.actors.statistics.broker_view import ChannelProcess, GroupState
@@ -51,6 +52,8 @@ class Place(Broker):
         self.send_order = lambda child, make, then, patience_s=0.0: self.sent.append(
             (child, make(len(self.sent)), then)
         )
+        self.in_debt: set[int] = set()  # the keys of actors that owe an answer to an order
+        self.owes_answer = lambda child: child.spec.key in self.in_debt
         self.group.load = Load(0.2)
         for name in "ab":
             channel = self.child("channel", a_channel(name))
@@ -58,9 +61,9 @@ class Place(Broker):
             self.group.channels[name] = ChannelProcess(channel)
         self.restart()
 
-    def place(self, title: str, actors: int, ends: int) -> HostProcess:
+    def place(self, title: str, actors: int, ends: int) -> HostProcess | None:
         self.placed.append((actors, ends))
-        return self.host
+        return self.host if actors <= room(ends) else None
 
     def start(self, spec: Any, owner: Any = None, host: Any = None) -> Child:
         child = super().start(spec, owner, host)
@@ -76,14 +79,15 @@ class Place(Broker):
     def state(self) -> GroupState:
         return self.group.state
 
-    def come_up(self) -> None:
+    def come_up(self, channels: Sequence[str] = ("a", "b")) -> None:
         """Let all that starts come up."""
         topic = self.group.topic
         assert topic is not None
-        topic.state, topic.data = "up", {"channels": ["a", "b"], "alarms": ()}
+        topic.state, topic.data = "up", {"channels": [*channels], "alarms": ()}
         self.group.born(topic)
         self.group.tick()
-        for name in "ab":
+        for name in channels:
+            self.group.tick()
             channel = self.group.child(name)
             assert channel is not None
             channel.state, channel.data = "up", {"settings": {}}
@@ -124,6 +128,49 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     made.placed.clear()
     made.started.clear()
     return made
+
+
+def test_a_channel_that_was_deleted_makes_its_topic_busy_no_more(place: Place) -> None:
+    channel = place.group.child("b")
+    assert channel is not None
+    place.group.load.add(channel.spec.key, 0, place.clock.now)
+    place.clock.now += S
+    place.group.load.add(channel.spec.key, S, place.clock.now)
+    place.group.begin_deletion("b")
+    place.gone(channel)
+    place.group.end_deletion("b")
+    place.work(0.0)
+    assert place.sent == []
+
+
+def test_a_quiet_topic_that_may_share_with_no_other_keeps_its_own_processes(
+    place: Place,
+) -> None:
+    for _ in range(4):
+        place.restart()
+    for _ in range(100):
+        place.work(0.0)
+    assert place.sent == []
+
+
+def test_a_topic_with_more_channels_than_a_shared_host_has_room_for_moves_out_and_stays(
+    place: Place,
+) -> None:
+    names = [*"ab", *(f"c{number}" for number in range(ROOM))]
+    for name in names[2:]:
+        channel = place.child("channel", a_channel(name))
+        channel.data = {"settings": {}}
+        place.group.channels[name] = ChannelProcess(channel)
+    place.work(0.0)
+    place.answer()
+    for name in [*names, ""]:
+        place.gone(place.group.child(name))
+    assert place.placed == []
+    place.time_for = 1_000
+    place.come_up(names)
+    for _ in range(100):
+        place.work(0.0)
+    assert place.sent == []
 
 
 LATE = ZsqError(E_CLOSING, "no answer in time")
@@ -188,6 +235,79 @@ def test_one_topic_moves_at_a_time(place: Place) -> None:
     assert place.sent == []
 
 
+def test_the_next_topic_moves_when_this_one_has_arrived(place: Place) -> None:
+    place.work(0.5)
+    place.answer()
+    place.group.tick()
+    assert place.mover is place.group
+    for name in ("a", "b", ""):
+        place.gone(place.group.child(name))
+    place.group.tick()
+    assert place.mover is place.group
+    place.come_up()
+    assert place.mover is None
+
+
+@pytest.mark.parametrize("when", ["held", "stopping"])
+def test_the_next_topic_moves_if_this_one_is_deleted(place: Place, when: str) -> None:
+    place.work(0.5)
+    if when == "stopping":
+        place.answer()
+    place.group.stop(lambda: None)
+    for name in ("a", "b", ""):
+        place.gone(place.group.child(name))
+    assert place.state() is GroupState.ENDED
+    assert place.mover is None
+
+
+@pytest.mark.parametrize("what", ["new", "ephemeral", "deletion", "late"])
+def test_a_topic_that_changes_while_its_channels_are_held_stays(place: Place, what: str) -> None:
+    """A new channel may have given out messages, and answers that come late hold no more."""
+    place.work(0.5)
+    if what == "new":
+        place.group.channels["x"] = ChannelProcess(place.child("channel", a_channel("x")))
+    elif what == "ephemeral":
+        place.group.want(EPHEMERAL, lambda error: None)
+    elif what == "deletion":
+        place.group.is_sealing = True
+    else:
+        place.clock.now += options.HOLD_MS * S // 1_000
+    place.answer()
+    assert place.state() is GroupState.UP
+    assert [order.is_over for _, order, _ in place.sent] == [True, True]
+    assert place.mover is None
+
+
+def test_a_channel_that_gets_no_order_is_not_held_alone(place: Place) -> None:
+    """The first channel's connection is gone."""
+
+    def send(child: Child, make: Any, then: Any, patience_s: float = 0.0) -> None:
+        place.sent.append((child, make(1), then))
+        if not place.sent[1:]:
+            then(None, LATE)
+
+    place.send_order = send
+    place.work(0.5)
+    assert [order.is_over for _, order, _ in place.sent] == [False, True, True]
+
+
+@pytest.mark.parametrize("what", ["backup", "disk_full", "order"])
+def test_a_topic_stays_for_a_backup_for_a_trouble_and_for_an_order(place: Place, what: str) -> None:
+    topic = place.group.topic
+    assert topic is not None
+    storage = dict.fromkeys(
+        ("backup", "alarms", "state_alarm", "delayed_alarm", "delayed_full", "disk_full", "topic_full")
+    )  # fmt: skip
+    topic.stats = {"storage": {**storage, what: True}}
+    if what == "order":
+        place.in_debt.add(topic.spec.key)
+    place.work(0.5)
+    assert place.sent == []
+    topic.stats, place.in_debt = {"storage": storage}, set()
+    place.work(0.5)
+    assert [order.is_over for _, order, _ in place.sent] == [False, False]
+
+
 @pytest.mark.parametrize("what", ["ephemeral channel", "in memory"])
 def test_what_would_lose_messages_by_a_move_stays(place: Place, what: str) -> None:
     if what == "in memory":
@@ -222,11 +342,31 @@ def test_a_topic_in_own_processes_shares_when_it_was_quiet_for_long(place: Place
 def test_an_unexplained_end_of_its_host_counts_for_the_place_and_not_as_a_failure(
     place: Place,
 ) -> None:
-    for ends in range(1, options.RESTARTS_MAX + 5):
+    for ends in (1, 2, 3):
         place.restart()
         assert place.placed == [(3, ends)]
         place.placed.clear()
     assert place.group.restarts.count == FIRST
+
+
+def test_topics_whose_host_had_no_descriptors_share_with_fewer_others(place: Place) -> None:
+    for child in place.group.children():
+        child.failure = Failure(Phase.RUN, OUT_OF_FILES, "too many open files")
+    for child in list(place.group.children()):
+        child.state = "ended"
+        place.children.pop(child.spec.key)
+        place.group.died(child)
+    place.clock.now += 10 * S
+    place.group.tick()
+    assert place.placed == [(3, 1)]
+
+
+def test_a_topic_that_was_stopped_by_a_failed_step_did_not_end_its_host(place: Place) -> None:
+    place.group.fail("no room")
+    for child in place.group.children():
+        child.told_to_stop = True
+    place.restart()
+    assert place.placed == [(3, 0)]
 
 
 def test_an_end_that_another_topic_explains_changes_nothing(place: Place) -> None:
@@ -236,12 +376,18 @@ def test_an_end_that_another_topic_explains_changes_nothing(place: Place) -> Non
     assert place.group.restarts.count == FIRST
 
 
+@pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("who", ["a", ""])
-def test_a_topic_that_ended_its_host_gets_its_own_processes(place: Place, who: str) -> None:
+def test_a_topic_that_ended_its_host_gets_its_own_processes(
+    place: Place, who: str, hangs: bool
+) -> None:
     place.host.is_explained = True
     failing = place.group.child(who)
     assert failing is not None
-    failing.failure = Failure(Phase.RUN, "ValueError", "no")
+    if hangs:
+        failing.hangs = True
+    else:
+        failing.failure = Failure(Phase.RUN, "ValueError", "no")
     place.restart()
     assert place.placed == []
     assert place.group.restarts.count == FIRST + 1
@@ -249,3 +395,28 @@ def test_a_topic_that_ended_its_host_gets_its_own_processes(place: Place, who: s
     for _ in range(100):
         place.work(0.0)
     assert place.sent == [], "and keeps them"
+
+
+def test_a_topic_that_cannot_move_for_days_tries_on(place: Place) -> None:
+    for _ in range(1_100):
+        place.work(0.3)
+        assert [order.is_over for _, order, _ in place.sent] == [False, False]
+        place.answer(LATE)
+        place.sent.clear()
+        place.clock.now += 60 * S
+    assert place.state() is GroupState.UP
+
+
+def test_a_topic_that_hangs_while_it_falls_asleep_gets_its_own_processes(place: Place) -> None:
+    place.work(0.5)
+    place.answer()
+    channel = place.group.child("a")
+    assert channel is not None
+    channel.hangs = True
+    for name in ("a", "b", ""):
+        place.gone(place.group.child(name))
+    place.come_up()
+    place.group.load.forget()
+    for _ in range(100):
+        place.work(0.0)
+    assert place.sent == []
