@@ -132,7 +132,7 @@ def _init(kind: Any) -> Any:
             names[f"new_{each.name}"] = each.default_factory
             parameter += "=MISSING"
             value = f"new_{each.name}() if {each.name} is MISSING else {each.name}"
-        parameters[each.kw_only].append(parameter)
+        parameters[each.kw_only is True].append(parameter)
         body.append(f"    self.{each.name} = {value}\n")
     if hasattr(kind, "__post_init__"):
         body.append("    self.__post_init__()\n")

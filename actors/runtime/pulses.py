@@ -32,19 +32,13 @@ from ...transport.reports import (
 )
 
 
-class ActorPulse(TypedDict, total=False):
-    """What `Actor.pulse` adds to each pulse: the processor time of the actor since its start."""
-
-    cpu_ns: int
-
-
 class OrderingPulse(TypedDict):
     producers: int
     pending_appends: int
     queued_blocks: int
 
 
-class TopicPulse(ActorPulse, OrderingPulse):
+class TopicPulse(OrderingPulse):
     """A topic's pulse, with that of its storage.
 
     `head` is the end of the log. `end` is the offset up to which channels may read.
@@ -78,7 +72,7 @@ class DeliveryPulse(SupplyPulse, DeliveryFacts):
     begin: int
 
 
-class ChannelPulse(ActorPulse, DeliveryPulse, ChannelFacts):
+class ChannelPulse(DeliveryPulse, ChannelFacts):
     """A channel's pulse.
 
     `latency_recent` contains the median, the 95th and the 99th percentile of recent finishes in ns.

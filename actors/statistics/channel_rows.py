@@ -34,7 +34,8 @@ NOT_REPORTED: Final = {
 ACTIVE_NS: Final = options.PULSE_MS * 1_500_000
 
 # Fields that only the supervisor reads.
-_NOT_SHOWN: Final = {*ChannelPulse.__annotations__, *ChannelDetails.__annotations__} - {
+# `Actor.pulse` adds the processor time, which the rows of processes have.
+_NOT_SHOWN: Final = {"cpu_ns", *ChannelPulse.__annotations__, *ChannelDetails.__annotations__} - {
     *ChannelStats.__annotations__
 }
 

@@ -94,7 +94,7 @@ class BranchEvents:
 
 
 class Branch(LinkConnection):
-    """The connection of one link over a trunk. Its descriptors are numbers below 0, for `events`."""
+    """The connection of one link over a trunk. Its descriptors are negative, for `events` only."""
 
     def __init__(self, trunk: Trunk, number: int, events: BranchEvents, seen: int) -> None:
         self.fds = -2 * number, -2 * number - 1

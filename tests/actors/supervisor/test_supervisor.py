@@ -122,7 +122,7 @@ def test_a_child_that_is_not_up_yet_is_killed_at_once(place: Place) -> None:
 def test_the_end_of_one_actor_leaves_its_neighbours_in_a_shared_host_alone(place: Place) -> None:
     alone, up, starting = place.add(7), place.add(8), place.add(9, state="starting", envelope=())
     for child in (up, starting):
-        child.host = HostProcess(1, cast("Any", None), None, 1)
+        child.host = HostProcess(1, cast("Any", None), 1)
     for child in (alone, up, starting):
         place.processes.kill_alone(child)
     assert place.killed == [7]
@@ -164,7 +164,7 @@ def test_an_actor_that_hangs_explains_the_end_of_its_shared_host(place: Place) -
 
 def test_no_topic_is_placed_in_a_shared_host_that_was_killed(place: Place) -> None:
     hosts: Any = place.supervisor.table.hosts
-    killed, other = (HostProcess(1, cast("Any", None), None, number) for number in (1, 2))
+    killed, other = (HostProcess(1, cast("Any", None), number) for number in (1, 2))
     child = killed.children[7] = place.child(7, "channel", host=killed)
     hosts[killed] = hosts[other] = None
     assert place.processes.place("topic t", 1, 0) is killed, "it is the fullest"

@@ -13,7 +13,8 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from zsq.actors.gateways.nsq.trunks import Branch, BranchEvents, Trunks
+from zsq.actors.gateways.nsq.trunks import BranchEvents, Trunks
+from zsq.transport.client.link.connection import LinkConnection
 from zsq.transport.wire.codec import encode
 from zsq.transport.wire.protocol import Beat, Bye
 from zsq.transport.wire.sockets import CONNECTED_EVENTS, GONE_EVENTS
@@ -40,7 +41,7 @@ class Peer:
         self.router.setsockopt(zmq.LINGER, 0)
         self.router.bind(self.endpoint)
 
-    def branch(self) -> tuple[Branch, BranchEvents]:
+    def branch(self) -> tuple[LinkConnection, BranchEvents]:
         events = BranchEvents()
         self.turned[events] = asyncio.Event()
         events.attach(asyncio.get_running_loop(), self.turned[events].set)
@@ -56,7 +57,7 @@ class Peer:
         self.turned[events].clear()
         return [fd for fd, _ in events.poll(0)]
 
-    async def event(self, branch: Branch, events: BranchEvents, wanted: int) -> None:
+    async def event(self, branch: LinkConnection, events: BranchEvents, wanted: int) -> None:
         """Wait until the link learns of this event of its connection."""
         while not branch.read_events() & wanted:
             await self.turn(events)
