@@ -5,10 +5,11 @@ of them share a host with other quiet topics. A new topic shares. It gets proces
 it is busy, and shares again when it has been quiet for long.
 
 A shared host that ends takes all its topics along. If one of them caused the end, its failure says
-so, or that it was killed because it did not answer. That topic gets processes of its own. If nothing says so (a segmentation fault, the killer
-of the system, `kill -9`), each of its topics may be the cause. So each such end of its host puts a
-topic into hosts with a quarter of the room, and after four of them the cause is alone. This finds
-it while most topics share most of the time, and its restarts count from then on.
+so, or that it was killed because it did not answer. That topic gets processes of its own. If
+nothing says so (a segmentation fault, the killer of the system, `kill -9`), each of its topics may
+be the cause. So each such end of its host puts a topic into hosts with a quarter of the room, and
+after four of them the cause is alone. This finds it while most topics share most of the time, and
+its restarts count from then on.
 """
 
 from __future__ import annotations
