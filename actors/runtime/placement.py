@@ -32,7 +32,7 @@ class Load:
     `add` gets the time that an actor has taken since its start. `share` is what all of them took
     between their last two pulses, in cores. A busy actor sends a pulse each second. The topic is
     busy from the share `busy_at` on. Between quiet and busy it stays where it is, so that it does
-    not move to and fro.
+    not move back and forth.
     """
 
     def __init__(self, busy_at: float) -> None:

@@ -541,7 +541,7 @@ def _is_unused(topic: TopicPulse, channels: list[ChannelPulse], now: int, after:
 
 
 class _Load(placement.Load):
-    """Lets topics move to and fro, many times a second, whatever they do."""
+    """Lets topics move back and forth, many times a second, whatever they do."""
 
     @property
     def is_busy(self) -> bool:
