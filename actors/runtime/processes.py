@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from ...transport.errors import E_LIMIT, Refused, ZsqError
@@ -84,7 +85,7 @@ class Processes:
     def _shared(self) -> dict[placement.HostLoad, HostProcess]:
         return {
             placement.HostLoad(host.number, len(host.children), host.ends, host.is_left): host
-            for host in self.table.hosts
+            for host in sorted(self.table.hosts, key=attrgetter("number"))
             if host.is_shared and not host.is_killed
         }
 
@@ -233,7 +234,7 @@ class Processes:
         self.kill(child)
 
     def kill_all(self) -> None:
-        for host in list(self.table.hosts):
+        for host in sorted(self.table.hosts, key=attrgetter("pid")):
             self._kill_host(host)
 
     def ended(self, child: Child) -> None:

@@ -166,6 +166,9 @@ def after_import() -> None:
     care.caretaker.make_queue = threads.SimQueue
     care.caretaker.forget()
     _patch(secrets, "randbits", lambda real: lambda bits: random.getrandbits(bits))
+    _patch(
+        random.SystemRandom, "getrandbits", lambda real: lambda self, bits: random.getrandbits(bits)
+    )
     _patch(secrets, "token_hex", lambda real: lambda size=16: random.randbytes(size).hex())
     _patch(logging, "shutdown", lambda real: lambda *_: None)
     _patch(gc, "freeze", lambda real: lambda: None)
