@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from support.broker import Broker
+from support.broker import Broker, wait_for
 
 import zsq
 
@@ -78,6 +78,9 @@ def test_sub_and_tail_continue_after_a_restart_however_long_it_took(
     publish(own_broker, b"before")
     with running(url, *arguments) as one:
         one.until(out=b"before\n")
+        if arguments[0] == "sub":  # it prints a message, and finishes it a moment later
+            with zsq.Admin(own_broker.ipc) as admin:
+                wait_for(lambda: admin.stats("t")["topics"][0]["channels"][0]["finish_count"] == 1)
         own_broker.stop()
         one.until(err=b"for 10 s")  # longer than --timeout is by default
         own_broker.start()

@@ -11,7 +11,7 @@ report needs none.
 
 Any thread can finish a message, without a lock: a plain finish costs one list append, which is
 atomic (see `LeasedBlock.finish`). `collect` turns the finishes into messages with ranges. It is
-called at a receive, or by the engine's timer. A barrier confirms finishes. It is a Fin with
+called at the next receive, or by the engine's timer. A barrier confirms finishes. It is a Fin with
 a request number and token 0. The channel answers it when all answers that were sent before it on
 that link are committed.
 """

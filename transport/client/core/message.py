@@ -385,11 +385,11 @@ class Message(MessageView):
     def finish(self, sync: bool = False) -> None:
         """Finish the message.
 
-        Without `sync`, this returns at once. The finish is sent to the broker soon (within 20 ms).
-        `flush` waits until all such finishes are confirmed, and raises `LeaseLost` if some of them
-        could not be confirmed. `close` also waits, but only logs how many could not be confirmed.
-        With `sync=True` this waits until the finish is committed. It raises `LeaseLost` if the
-        lease ended before that, or `BrokerUnreachable` after the timeout.
+        Without `sync`, this returns at once. The finish is sent to the broker soon (within 20 ms,
+        or at the next receive). `flush` waits until all such finishes are confirmed, and raises
+        `LeaseLost` if some of them could not be confirmed. `close` also waits, but only logs how
+        many could not be confirmed. With `sync=True` this waits until the finish is committed. It
+        raises `LeaseLost` if the lease ended before that, or `BrokerUnreachable` after the timeout.
         """
         batch = self._batch
         if self._answered or batch.delivery.session.over:

@@ -258,7 +258,6 @@ class ConsumerEngine(Engine):
         self._whole.link.busy = lambda: not self.has_parts
         self.target = self._whole.target
         self._turn = 0
-        self._told_ns = 0  # when the gathered answers were sent last
         self._ask_ns = FAR_NS  # when to ask for new parts
         self.error: ZsqError | None = None  # the broker's refusal of the subscription
         self.down_ns = time.monotonic_ns()  # when the last link was lost
@@ -446,7 +445,6 @@ class ConsumerEngine(Engine):
 
     def tell(self, now_ns: int) -> None:
         """Send the answers that were gathered, and which messages were begun."""
-        self._told_ns = now_ns
         self.prefetch.note_taken()
         for leg in list(self.legs):
             leg.tell(now_ns)
@@ -499,19 +497,6 @@ class ConsumerEngine(Engine):
             self.tell(now_ns)
         else:
             self.sooner(now_ns + TELL_NS)
-
-    def _tell_before_waiting(self, now_ns: int) -> None:
-        """Send the answers that were gathered, before a caller takes or awaits a delivery.
-
-        While messages come one by one, this sends them once in `TELL_NS` and not for each message,
-        because each time wakes the channel. An ordered channel may wait for each finish.
-        """
-        sessions = [leg.session for leg in self.legs]
-        if any(session.untold >= session.ready // TELL_SHARE for session in sessions) or (
-            not self.arrived
-            and (now_ns >= self._told_ns + TELL_NS or any(session.ordered for session in sessions))
-        ):
-            self.tell(now_ns)
 
     def timers(self, now_ns: int) -> None:
         super().timers(now_ns)
@@ -641,7 +626,10 @@ class ConsumerEngine(Engine):
         means that another caller took a delivery, and some of its messages still wait.
         """
         self.start()
-        self._tell_before_waiting(time.monotonic_ns())
+        if not self.arrived or any(
+            leg.session.untold >= leg.session.ready // TELL_SHARE for leg in self.legs
+        ):
+            self.tell(time.monotonic_ns())
         if not self.arrived:
             self._adapt()
         while not (closing() or shared()):

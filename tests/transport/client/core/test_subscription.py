@@ -18,7 +18,6 @@ from zsq.transport.client.core.confirm import Confirm
 from zsq.transport.client.core.consumer_session import ConsumerSession
 from zsq.transport.client.core.subscription import ConsumerEngine
 from zsq.transport.client.link.link_table import LinkState
-from zsq.transport.client.link.timeouts import FAR_NS
 from zsq.transport.errors import E_CLOSED, Refused
 from zsq.transport.wire.address import parse
 from zsq.transport.wire.protocol import Fin
@@ -111,28 +110,4 @@ def test_a_share_of_the_credit_in_finishes_is_told_before_the_next_delivery_is_t
     with pytest.raises(StopIteration) as taken:
         next(engine.take(0, None, lambda: False, lambda: False))
     assert taken.value.value is delivery
-    assert len(said) == told
-
-
-@pytest.mark.parametrize(
-    ("ready", "is_ordered", "told"), [(100, False, 1), (100, True, 3), (3, False, 3)]
-)
-def test_finishes_of_messages_that_come_one_by_one_are_sent_together(
-    ready: int, is_ordered: bool, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not if the next delivery may wait for one of them."""
-    monkeypatch.setattr(subscription, "TELL_NS", 3_600_000_000_000)
-    engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", ConsumerSession(ready), None, {})
-    engine.session.ordered = is_ordered
-    said: list[int] = []
-    tell = engine.tell
-
-    def note(now_ns: int) -> None:
-        said.append(now_ns)
-        tell(now_ns)
-
-    monkeypatch.setattr(engine, "start", lambda: None)
-    monkeypatch.setattr(engine, "tell", note)
-    for _ in range(3):
-        next(engine.take(FAR_NS, None, lambda: False, lambda: False))
     assert len(said) == told
