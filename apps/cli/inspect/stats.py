@@ -429,18 +429,18 @@ def _processes(processes: Sequence[ProcessStats]) -> Grid:
     grid = Grid(
         "processes",
         ("process",),
-        (Heading("kind", is_text=True), "pid", "restarts", "up", "processor", "own memory"),
+        (Heading("kind", is_text=True), "pid", "restarts", "up", "cpu", "own memory"),
     )
     for process in processes:
-        memory, kind = process.get("private_bytes"), str(process.get("kind", ""))
+        memory = process.get("private_bytes")
         grid.add(
             str(process.get("name", "")),
-            f"{kind}, shared" if process.get("host") else kind,
+            str(process.get("kind", "")),
             str(process.get("pid", "")),
             _number(process.get("restarts", "")),
             _duration(int(process.get("uptime_s") or 0)),
             f"{seconds:,.1f} s" if (seconds := process.get("cpu_s")) is not None else "",
-            f"{memory / 1e6:,.1f} MB" if memory else "",
+            f"{memory / 1e6:,.1f} MB" if memory else "shared" if process.get("host") else "",
         )
     return grid
 
