@@ -19,9 +19,7 @@ from typing import Final, NamedTuple
 
 ROOM: Final = 128  # the actors of a shared host
 _QUARTER: Final = 2  # as a shift
-NEW: Final = 0
-
-
+NEW: Final = 0  # no host has this number
 QUIET: Final = 0.1
 """A topic is quiet below this part of the share with which it is busy."""
 

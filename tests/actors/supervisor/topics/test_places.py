@@ -76,6 +76,12 @@ class Place(Broker):
         self.children.pop(child.spec.key, None)
         self.group.died(child)
 
+    def all_gone(self) -> None:
+        """Let the channels end, and then the topic."""
+        for name in "ab":
+            self.gone(self.group.child(name))
+        self.gone(self.group.topic)
+
     def state(self) -> GroupState:
         return self.group.state
 
@@ -185,9 +191,7 @@ def test_a_busy_topic_moves_when_all_its_channels_are_held(place: Place) -> None
     place.answer()
     assert place.state() is GroupState.DOZING
     assert [child.spec.kind for child in place.stopped] == ["channel", "channel"]
-    for name in "ab":
-        place.gone(place.group.child(name))
-    place.gone(place.group.topic)
+    place.all_gone()
     assert place.state() is GroupState.STARTING, "it does not wait for a request"
     place.come_up()
     assert place.placed == [], "it has processes of its own"
@@ -222,9 +226,7 @@ def test_a_quiet_topic_leaves_a_host_with_a_busy_topic_that_cannot(place: Place)
     place.host.is_left = True
     place.work(0.0)
     place.answer()
-    for name in "ab":
-        place.gone(place.group.child(name))
-    place.gone(place.group.topic)
+    place.all_gone()
     place.come_up()
     assert place.placed == [(3, 0)], "and shares another one"
 
@@ -323,9 +325,7 @@ def test_what_would_lose_messages_by_a_move_stays(place: Place, what: str) -> No
 def test_a_topic_in_own_processes_shares_when_it_was_quiet_for_long(place: Place) -> None:
     place.work(0.5)
     place.answer()
-    for name in "ab":
-        place.gone(place.group.child(name))
-    place.gone(place.group.topic)
+    place.all_gone()
     place.come_up()
     place.work(0.5)
     for _ in range(59):
@@ -333,9 +333,7 @@ def test_a_topic_in_own_processes_shares_when_it_was_quiet_for_long(place: Place
         assert place.sent == []
     place.work(0.0)
     place.answer()
-    for name in "ab":
-        place.gone(place.group.child(name))
-    place.gone(place.group.topic)
+    place.all_gone()
     assert place.placed == [(3, 0)]
 
 
