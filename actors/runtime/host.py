@@ -117,7 +117,15 @@ class SharedHost:
             work = threading.Thread(
                 target=self._run, args=(class_name, spec), name=spec.title, daemon=True
             )
-            work.start()
+            try:
+                work.start()
+            except RuntimeError:
+                log.error(
+                    "this shared process ends, because the system starts no thread for %s; raise "
+                    "the limit of tasks (TasksMax, ulimit -u)",
+                    spec.title,
+                )
+                raise
 
     def _run(self, class_name: str, spec: ChildSpec) -> None:
         logs.name_thread(spec.title)
