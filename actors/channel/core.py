@@ -30,7 +30,7 @@ from ...transport.errors import (
 )
 from ...transport.reports import ChannelCounters
 from ...transport.settings import NONE, ChannelSettings
-from ...transport.units import NS_PER_MS
+from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire.protocol import (
     BACKOFF,
     DEAD,
@@ -588,9 +588,10 @@ class ChannelCore:
     def next_due(self, now_ns: int, wall_ns: int) -> int:
         """Return when the next scan may have work, in monotonic nanoseconds, or 0 for never.
 
-        All consumers may have sent a message by then, so the scan may find no work.
+        All consumers may have sent a message by then, so the scan may find no work. Heartbeats are
+        looked at in whole seconds, so that one scan looks at many channels.
         """
-        times = [self._beats_end_ns] if self.consumers else []
+        times = [-(-self._beats_end_ns // NS_PER_S) * NS_PER_S] if self.consumers else []
         if self._recall_ns:
             times.append(self._recall_ns)
         lease = self._deadlines.next_due()

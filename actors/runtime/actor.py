@@ -30,6 +30,7 @@ from ...transport.units import NS_PER_MS
 from ...transport.wire.codec import fitting
 from ...transport.wire.protocol import (
     Ask,
+    Beat,
     Born,
     Done,
     Failed,
@@ -52,7 +53,7 @@ from .process import Trimming, is_out_of_files, private_bytes
 log = logging.getLogger("zsq")
 
 _EARLY_SHIFT = 4  # a timer may run early by its interval >> 4, a sixteenth
-_QUESTIONS = (Ask, Scan)
+_NO_NEWS = (Ask, Scan, Beat)  # messages that change nothing in the statistics
 StartT = TypeVar("StartT", bound=ActorStart)
 GivenOrder = TypeVar("GivenOrder", bound=Order[Any])
 ReloadT = TypeVar("ReloadT", bound=Reload)
@@ -80,8 +81,10 @@ class Actor(Generic[StartT]):
         self.given = start
         self.stopping = False
         self._worked = False  # blocks came since the last pulse
-        self._stirred = False  # a message other than Ask and Scan came since then
+        self._stirred = False  # a message with news came since then
         self._pulsed_ns = 0
+        self._pause_ms = options.IDLE_PULSE_MS // 2  # the time between the last two idle pulses
+        self._is_resting = False  # timers that may rest run with the pulses
         self.stirred_ns = time.monotonic_ns()  # see `pulses.py`
         self._memory = Trimming(time.monotonic_ns())
         self.busy = False  # there is more to do: take the next turn without waiting for input
@@ -91,7 +94,7 @@ class Actor(Generic[StartT]):
         self._lifeline = -1
         self._ports: list[Port] = []
         self._raw: dict[Source, Callable[[], object]] = {}
-        self._timers: list[list[Any]] = []  # [due_ns, interval_ns, function]
+        self._timers: list[list[Any]] = []  # [due_ns, interval_ns, function, rests]
         self._timers_due_ns = 1 << 62  # no timer is due before that
         self._poller: Poller
 
@@ -107,6 +110,13 @@ class Actor(Generic[StartT]):
 
     def on_turn(self) -> None:
         """Process what has arrived. The loop calls this after each round of inputs and timers."""
+
+    def on_pulse(self) -> None:
+        """Do what is due about once a second while messages come, and seldom otherwise."""
+
+    def may_rest(self, pulse: Mapping[str, object]) -> bool:
+        """Return True if nothing waits for a timer that may rest, to judge by this pulse."""
+        return True
 
     def on_stop(self) -> bool:
         """Return True when all waiting clients are answered. Each turn of a stop calls it."""
@@ -196,14 +206,17 @@ class Actor(Generic[StartT]):
         self._poller.unregister(source)
         del self._raw[source]
 
-    def every(self, interval_ms: float, function: Callable[[], None]) -> None:
+    def every(
+        self, interval_ms: float, function: Callable[[], None], *, rests: bool = False
+    ) -> None:
         """Call `function` at this interval.
 
         If another timer is due, call it up to a sixteenth of the interval earlier. So timers of the
-        same interval soon run together, and wake an idle process once.
+        same interval soon run together, and wake an idle process once. With `rests`, an idle actor
+        calls it only when it sends a pulse.
         """
         interval_ns = int(interval_ms * NS_PER_MS)
-        self._timers.append([time.monotonic_ns() + interval_ns, interval_ns, function])
+        self._timers.append([time.monotonic_ns() + interval_ns, interval_ns, function, rests])
         self._timers_due_ns = min(self._timers_due_ns, self._timers[-1][0])
 
     def cease(self, function: Callable[[], None]) -> None:
@@ -367,6 +380,10 @@ class Actor(Generic[StartT]):
             if timer[0] - (timer[1] >> _EARLY_SHIFT) <= now:
                 timer[0] = now + timer[1]
                 timer[2]()
+        if self._is_resting:
+            for timer in self._timers:
+                if timer[3]:
+                    timer[0] = max(timer[0], self._timers[0][0])
         self._timers_due_ns = min(timer[0] for timer in self._timers)
 
     def _drain(self, port: Port) -> None:
@@ -379,7 +396,7 @@ class Actor(Generic[StartT]):
                 continue
             kind = type(mail.message)
             self._worked = self._worked or bool(mail.frames)
-            self._stirred = self._stirred or kind not in _QUESTIONS
+            self._stirred = self._stirred or kind not in _NO_NEWS
             try:
                 handler = port.routes.get(kind)
                 if handler is None:
@@ -431,26 +448,39 @@ class Actor(Generic[StartT]):
         self._worked = self._worked or blocks
 
     def hasten_pulse(self) -> None:
+        """Send the next pulse within a second. Timers that rested go on."""
         first = self._timers[0]
         first[0] = min(first[0], self._pulsed_ns + options.PULSE_MS * NS_PER_MS)
         self._timers_due_ns = min(self._timers_due_ns, first[0])
+        if self._is_resting:
+            self._is_resting = False
+            now = time.monotonic_ns()
+            for timer in self._timers:
+                timer[0] = min(timer[0], now + timer[1])
+            self._timers_due_ns = min(timer[0] for timer in self._timers)
 
     def _pulse_if_stirred(self) -> None:
         """Send a pulse. `hasten_pulse` expects the timer of this method to be the first one.
 
-        An idle actor sends its next pulse later. Any message makes it send the pulse earlier.
+        An idle actor sends its next pulse later and later. Any message makes it send the pulse
+        earlier.
         """
+        self.on_pulse()
         if self._memory.due(time.monotonic_ns(), worked=self._worked, stirred=self._stirred):
             release_memory()
-        self.pulse()
+        was_idle = not self._stirred
+        self._is_resting = self.may_rest(self.pulse()) and was_idle
+        doubled_ms = min(2 * self._pause_ms, options.IDLE_PULSE_MS_MAX)
+        self._pause_ms = doubled_ms if self._is_resting else options.IDLE_PULSE_MS
         self._worked = self._stirred = False
-        self._timers[0][0] = self._pulsed_ns + options.IDLE_PULSE_MS * NS_PER_MS
+        self._timers[0][0] = self._pulsed_ns + self._pause_ms * NS_PER_MS
 
     def _cpu_ns(self) -> int:
         """Return the processor time of this actor. Of a shared host, it has only its thread's."""
         return time.thread_time_ns() if self._is_hosted else time.process_time_ns()
 
-    def pulse(self, request: int = 0, *, detailed: bool = False) -> None:
+    def pulse(self, request: int = 0, *, detailed: bool = False) -> Mapping[str, object]:
+        """Send a pulse, and return its statistics."""
         if self._stirred:
             self.stirred_ns = time.monotonic_ns()
         stats: dict[str, object] = {"cpu_ns": self._cpu_ns(), **self.statistics()}
@@ -462,3 +492,4 @@ class Actor(Generic[StartT]):
         if not request:  # a pulse that answers a request does not delay the next regular one
             self._pulsed_ns = time.monotonic_ns()
         self.supervisor.send((), Pulse(self.key, request, stats, details))
+        return stats

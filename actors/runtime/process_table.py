@@ -102,6 +102,11 @@ class Child:
     owner: Any = None  # the topic group to which it belongs, if any
 
     @property
+    def shared_host(self) -> HostProcess | None:
+        """The process in which it lives with other actors, or None if it has its own."""
+        return self.host if self.host is not None and self.host.is_shared else None
+
+    @property
     def explains_end(self) -> bool:
         """Return True if it is the known cause of the end of its host.
 

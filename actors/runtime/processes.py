@@ -195,7 +195,7 @@ class Processes:
         is_up = child.state == "up"
         if is_up:
             self.send(child, p.Stop())
-        if is_up or (child.host is not None and child.host.is_shared):
+        if is_up or child.shared_host is not None:
             self._stop_deadlines[child.spec.key] = time.monotonic_ns() + int(
                 child.spec.stop_timeout_s * 1e9
             )
@@ -215,7 +215,7 @@ class Processes:
 
     def kill_alone(self, child: Child) -> None:
         """Kill an actor. One in a shared host is stopped instead, to leave its neighbours alone."""
-        if child.host is not None and child.host.is_shared:
+        if child.shared_host is not None:
             self.stop_child(child)
         else:
             self.kill(child)

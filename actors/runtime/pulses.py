@@ -5,7 +5,7 @@ pulse is empty until its process has reported for the first time. Details are em
 did not answer in time. So both are read with `get`.
 
 Between `stirred_ns` (monotonic time) and the pulse, the process received no messages except
-requests for pulses and requests of the scan.
+requests for pulses, requests of the scan, and heartbeats.
 """
 
 from __future__ import annotations
@@ -172,3 +172,15 @@ class NsqClientReport(ProducerStats):
 
 class GatewayDetails(LeftOut, total=False):
     clients: Sequence[NsqClientReport]
+
+
+def is_troubled(storage: StoragePulse) -> bool:
+    """Return True if the topic cannot do something that it tries again and again."""
+    return bool(
+        storage["alarms"]
+        or storage["state_alarm"]
+        or storage["delayed_alarm"]
+        or storage["delayed_full"]
+        or storage["disk_full"]
+        or storage["topic_full"]
+    )

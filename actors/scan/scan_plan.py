@@ -7,8 +7,8 @@ due in each. It repeats this at once while more than 25% of them had work that w
 sets the number of workers to a quarter of the channels, 1 to 4. With thousands of channels, the end
 of a lease would then be found only by luck. So in ZSQ each answer also carries the channel's next
 due time, and a channel sends a hint when that time becomes earlier. A round begins as soon as a
-channel is due. Due channels are selected first. Random ones fill the rest, because a hint may have
-been lost. Without due channels, a round of random ones begins once a second.
+channel is due. Once a second, random ones are added to the due ones, because a hint may have been
+lost.
 
 Topics are scanned too, for their delayed messages. The plan treats them as channels.
 
@@ -96,7 +96,9 @@ class ScanPlan:
         if key not in self._asked and (key not in self._due or due_ns < self._due.due_of(key)):
             self._due.set(key, due_ns)
 
-    def select(self, now_ns: int, pick: Callable[[int], int]) -> list[tuple[int, str]]:
+    def select(
+        self, now_ns: int, pick: Callable[[int], int], *, only_due: bool = False
+    ) -> list[tuple[int, str]]:
         """Return the next channels to ask: due channels first, then random ones, 20 in all.
 
         `pick(n)` returns a number below n.
@@ -106,7 +108,8 @@ class ScanPlan:
             len(chosen) < options.SCAN_SELECTION and (key := self._due.pop_due(now_ns)) is not None
         ):
             chosen[key] = self._endpoints[key]
-        for _ in range(min(options.SCAN_SELECTION - len(chosen), len(self._order))):
+        picks = 0 if only_due else min(options.SCAN_SELECTION - len(chosen), len(self._order))
+        for _ in range(picks):
             key = self._order[pick(len(self._order))]
             if key not in self._asked and key not in self._missed:
                 chosen.setdefault(key, self._endpoints[key])

@@ -66,6 +66,7 @@ class ScanRounds:
         self._request = 0
         self._dirty = self._answers = 0
         self._next_ns = 0
+        self._random_ns = 0  # when a round has random channels, too
 
     def set_channels(self, channels: Iterable[tuple[int, str]]) -> tuple[str, ...]:
         """Set the present channels, and return the endpoints of those that are gone."""
@@ -91,8 +92,12 @@ class ScanRounds:
             return []
         if now_ns < self._next_ns and self.plan.wait_ms(now_ns) > 1:
             return []
-        chosen = self.plan.select(now_ns, pick)
+        # After a round that found much work, random ones are asked at once.
+        only_due = self._next_ns > 0 and now_ns < self._random_ns
+        chosen = self.plan.select(now_ns, pick, only_due=only_due)
         self._next_ns = now_ns + options.SCAN_IDLE_MS * NS_PER_MS
+        if not only_due:
+            self._random_ns = self._next_ns
         self._dirty = self._answers = 0
         self.count += 1
         orders = []

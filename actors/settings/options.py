@@ -461,9 +461,10 @@ RELOAD_HEALTH_S: Final = 1.0  # an actor may have old settings this long before 
 # The time between two lists of the actors to scan. A tenth of a millisecond is added for each
 # actor.
 TELL_SCAN_MS: Final = 20
-# The time between the pulses of an actor without messages. A thousand idle channels must cost
-# almost nothing.
+# The first time between the pulses of an actor without messages. It doubles up to the longest. A
+# thousand idle channels must cost almost nothing.
 IDLE_PULSE_MS: Final = 10_000
+IDLE_PULSE_MS_MAX: Final = 160_000
 # Actors must answer a request for pulses within REPORT_S plus REPORT_EACH_S for each actor, but
 # within REPORT_S_MAX. An answer with details takes 1.5 ms of processor time.
 REPORT_S: Final = 1.0
@@ -571,7 +572,7 @@ class ServeOptions(Record):
     stage_timeout_s: float = 0.0
     processes_max: int = 0
     sleep_after_s: float = SLEEP_AFTER_S
-    own_process: str = "always"
+    own_process: str = "busy"
     busy_at: float = BUSY_AT
     share_after_s: float = SHARE_AFTER_S
     retention: Mapping[str, object] = field(default_factory=dict)

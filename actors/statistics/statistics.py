@@ -399,8 +399,8 @@ def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
         }
         row["uptime_s"] = round((now - child.started_ns) / 1e9, 1)
         row["cpu_s"] = round(child.stats.get("cpu_ns", 0) / 1e9, 2)
-        if child.host is not None and child.host.is_shared:
-            row["host"] = child.host.title
+        if child.shared_host is not None:
+            row["host"] = child.shared_host.title
         elif memory:
             row["private_bytes"] = child.stats.get("private_bytes", 0)
         rows.append(row)

@@ -46,7 +46,8 @@ class _Waiting(NamedTuple):
 class Reads:
     """Serves readers as far as the extension allows, and channels up to `channels_end`.
 
-    A request whose bytes are not on this disk waits until they are fetched (`arrived`).
+    A request whose bytes are not on this disk waits until they are fetched (`arrived`). `stir` is
+    called for heartbeats, so that a topic with a reader does not fall asleep.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Reads:
         channels_end: Callable[[], int],
         alarm: Callable[[str], None],
         extension: StorageExtension,
+        stir: Callable[[], object] = lambda: None,
     ) -> None:
         self._extension = extension
+        self._stir = stir
         self._log = store_log
         self._channels_end = channels_end
         self._alarm = alarm
@@ -269,6 +272,7 @@ class Reads:
         )
 
     def beat(self, port: Port, mail: Mail, message: p.Beat) -> None:
+        self._stir()
         port.send(mail.envelope, p.Beat())
 
     def bye(self, port: Port, mail: Mail, message: p.Bye) -> None:

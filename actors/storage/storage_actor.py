@@ -235,6 +235,7 @@ class StorageActor:
             self._channels.end,
             self._upkeep.alarm,
             self.extension,
+            self.host.stir,
         )
         self._backup = Backups(
             store,
@@ -277,30 +278,26 @@ class StorageActor:
         self.host.pulse()  # a topic with a backup stays in its process
 
     def _set_timers(self) -> None:
-        every = self.host.every
         for function in (
             self._checkpoint,
             self.state.retry,
             self.state.tick,
             self._look_for_space,
             self._delayed.tick,
-        ):
-            every(options.CHECKPOINT_INTERVAL_MS, function)
-        every(options.CHECKPOINT_INTERVAL_MS, self._unless_stopping(self._reads.tick))
-        every(
-            options.CHECKPOINT_INTERVAL_MS,
+            self._unless_stopping(self._reads.tick),
             self._unless_stopping(lambda: self._upkeep.tick(time.time_ns())),
-        )
-        every(options.CHECKPOINT_INTERVAL_MS, self._unless_stopping(self._backup.tick))
-        every(options.RETENTION_TICK_MS, self._unless_stopping(self._retention.tick))
-        every(options.RETENTION_TICK_MS, self.extension.tick)
-        every(options.STAGE_TICK_MS, self._stages.tick)
-        every(options.STAGE_EXPIRE_MS, self._stages.expire)
+            self._unless_stopping(self._backup.tick),
+        ):
+            self.host.every(options.CHECKPOINT_INTERVAL_MS, function, rests=True)
+        for function in (self._unless_stopping(self._retention.tick), self.extension.tick):
+            self.host.every(options.RETENTION_TICK_MS, function, rests=True)
+        self.host.every(options.STAGE_TICK_MS, self._stages.tick, rests=True)
+        self.host.every(options.STAGE_EXPIRE_MS, self._stages.expire, rests=True)
         self._time_syncs()
 
     def _time_syncs(self) -> None:
         if self.mode == "interval":
-            self.host.every(options.SYNC_INTERVAL_MS, self._start_sync)
+            self.host.every(options.SYNC_INTERVAL_MS, self._start_sync, rests=True)
 
     def _unless_stopping(self, function: Callable[[], None]) -> Callable[[], None]:
         return lambda: None if self.host.stopping else function()

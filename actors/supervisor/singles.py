@@ -240,19 +240,22 @@ class Singles:
     def size_pool(self, workers_wanted: int = 0) -> None:
         """Start or stop scan workers until they are as many as the scan loop wants.
 
-        0 means the number that the scan loop wanted last.
+        0 means the number that the scan loop wanted last. Actors that share processes are quiet,
+        and one worker is enough for all of them.
         """
         self._workers_wanted = workers_wanted or self._workers_wanted
         if self._broker.stopping:
             return
+        own = [child for child in self._processes.children.values() if child.shared_host is None]
+        wanted = min(self._workers_wanted, max(1, int(len(own) * options.SCAN_WORKER_SHARE)))
         workers = [
             child for child in self.of_kind("scan_worker") if child.state in ("up", "starting")
         ]
         service = services()["scan_worker"]
         later = sum(waiting is service for _, waiting, _ in self._later)
-        for _ in range(self._workers_wanted - len(workers) - later):
+        for _ in range(wanted - len(workers) - later):
             self._start_or_later(service, ActorStart())
-        for child in workers[self._workers_wanted :]:
+        for child in workers[wanted:]:
             self._processes.stop_child(child)
         self._broker.channels_changed = True
 

@@ -95,6 +95,7 @@ class Supervisor:
         self._memory_ns = 0
         self._generation_over = False
         self._ready = False
+        self._unsettled: TopicGroup | None = None
         self.context = make_context(options.SOCKETS_MAX)
         self.port = Port(self.context, zmq.ROUTER)
         # An actor that connects again takes over its name from its dead connection.
@@ -221,6 +222,7 @@ class Supervisor:
                 for number in (signal.SIGTERM, signal.SIGINT):
                     signal.signal(number, signal.SIG_IGN)
             self.processes.kill_all()
+            self.state.registry.settle()
             self.port.close()
             self.context.term()
             self.requests.audits.close()
@@ -261,8 +263,7 @@ class Supervisor:
         self.processes.kill_late()
         self._now_and_then(time.monotonic_ns())
         self.processes.begin_turn(time.monotonic_ns())
-        for group in list(self.state.groups.values()):
-            self.state.guarded(group, group.tick)
+        self.state.tick(time.monotonic_ns())
         if self.state.channels_changed:
             self.singles.tell_scan()
         if self.state.names_changed and not self.state.stopping:
@@ -535,7 +536,12 @@ class Supervisor:
             child.state != "up" for child in self.singles.children.values()
         ):
             return
-        if not all(group.settled() for group in self.state.groups.values()):
+        # The topic that was not settled in the last turn comes first, for there may be thousands.
+        if self._unsettled is not None and not self._unsettled.settled():
+            return
+        groups = self.state.groups.values()
+        self._unsettled = next((group for group in groups if not group.settled()), None)
+        if self._unsettled is not None:
             return
         self._ready = True
         from ... import __version__

@@ -8,9 +8,9 @@ about an append.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import zmq
 
@@ -32,7 +32,7 @@ from ...transport.wire.dead_letter import check_block_headers
 from ..primitives.rates import RECENT_NS, RateMeter
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
-from ..runtime.pulses import TopicDetails, TopicPulse
+from ..runtime.pulses import TopicDetails, TopicPulse, is_troubled
 from ..settings import options
 from ..settings.starts import TopicStart
 from ..storage.storage_actor import StorageActor
@@ -66,8 +66,6 @@ class TopicActor(Actor[TopicStart]):
         self._messages = self.given.message_count
         self._bytes = self.given.message_bytes
         self._meter = RateMeter(time.monotonic_ns(), self._counts())
-        self.every(1_000, self._tell_head)
-        self.every(1_000, lambda: self.ordering.expire(time.monotonic_ns()))
         return {"head": self.fanout.head, **self.storage.born()}
 
     def _open_storage(self) -> StorageActor:
@@ -268,11 +266,23 @@ class TopicActor(Actor[TopicStart]):
                 self.fanout.detach(peer)
         self.fanout.trim()
 
-    def _tell_head(self) -> None:
-        """Send the head to all channels once a second.
+    def on_pulse(self) -> None:
+        self.ordering.expire(time.monotonic_ns())
+        self._tell_head()
 
-        Idle channels compute their depth from it.
-        """
+    def may_rest(self, pulse: Mapping[str, object]) -> bool:
+        """Return False while the storage has something that may time out or is tried again."""
+        storage = cast("TopicPulse", pulse)["storage"]
+        return not (
+            storage["extension_busy"]
+            or storage["stage_links"]
+            or storage["stages"]
+            or storage["backup"]
+            or is_troubled(storage)
+        )
+
+    def _tell_head(self) -> None:
+        """Send the head to all channels, which compute their depth from it while they are idle."""
         if self.fanout.end == self._head_told:
             return
         self._head_told = self.fanout.end

@@ -140,7 +140,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "an interval topic is synced each ten seconds": Defect(
         "actors/storage/storage_actor.py",
-        "self.host.every(options.SYNC_INTERVAL_MS, self._start_sync)", "self.host.every(10_000, self._start_sync)", ("power_cut",)
+        "self.host.every(options.SYNC_INTERVAL_MS, self._start_sync, rests=True)",
+        "self.host.every(10_000, self._start_sync)", ("power_cut",)
     ),
     "state runs ahead of the log": Defect(
         "actors/storage/commits.py", "        return synced_end < self._end\n", "        return False\n", ("power_cut", "slow_disk")

@@ -123,7 +123,9 @@ def prepare() -> None:
         anything.boot_ns = time.monotonic_ns
     actor: Any = archive_actor.ArchiveActor
     plain = actor.every
-    actor.every = lambda self, ms, call: plain(self, 60 if ms == 1_000 else ms, call)
+    actor.every = lambda self, ms, call, **options: plain(
+        self, 60 if ms == 1_000 else ms, call, **options
+    )
 
 
 def watch_event(event: shipper.ShipperEvent, watch: Callable[[Any, Any], None]) -> None:

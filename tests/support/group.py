@@ -75,6 +75,7 @@ class Broker:
             topics={},
             ended={},
             set_state=lambda *_: None,
+            note_created=lambda name: None,
             remove=self.removed.append,
             folder=lambda row: "/nowhere",
             memory=None,
@@ -98,6 +99,7 @@ class Broker:
         )
         self.asleep = self.asleep_shared = 0
         self.mover: TopicGroup | None = None
+        self.stirred: dict[TopicGroup, None] = {}
         self.scan_endpoint = ""
         self.requests: Any = SimpleNamespace(
             broker=self,

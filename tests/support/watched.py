@@ -12,6 +12,7 @@ from support.message_states import MOVES, MessageEvent, MessageState
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.ordered import OrderedSupply
 from zsq.actors.channel.priorities import PrioritySupply
+from zsq.transport.units import NS_PER_S
 from zsq.transport.wire.protocol import UNBEGUN
 
 _S, _E = MessageState, MessageEvent
@@ -77,9 +78,9 @@ class Watch:
             not channel.paused and any(consumer.ready > 0 for consumer in consumers)
         )
         due_ns = channel.next_due(0, 0)
-        assert not consumers or 0 < due_ns <= max(
-            1, min(consumer.lost_ns for consumer in consumers)
-        ), "nobody is lost unseen"
+        assert not consumers or 0 < due_ns <= NS_PER_S + min(
+            consumer.lost_ns for consumer in consumers
+        ), "nobody is lost unseen for more than a second"
 
     def _look(self) -> None:
         """Find the place of each offset after the cursor. An offset that is in no place is

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable
 
 from ....transport.errors import ZsqError
+from ....transport.units import NS_PER_MS
 from ...runtime.process import is_out_of_files
 from ...runtime.processes import Processes
+from ...settings import options
 from ...settings.options import ServeOptions
 from .registry import Registry
 from .registry_format import TopicRow
@@ -32,6 +34,8 @@ class BrokerState(GroupSite):
         self.stopping = False
         self.epoch = 0  # the epoch of this primary in the log of ticks, 0 until it is known
         self.groups: dict[str, TopicGroup] = {}
+        self._look_ns = 0  # when all topics are looked at again
+        self._had_mover = False
 
     def add_group(self, name: str, row: TopicRow, sleeper: Sleeper | None = None) -> TopicGroup:
         """Add a topic and start it, unless it was asleep when the last broker ended."""
@@ -46,6 +50,21 @@ class BrokerState(GroupSite):
     def remove_group(self, name: str) -> None:
         self.groups.pop(name, None)
         self.names_changed = True
+
+    def tick(self, now_ns: int) -> None:
+        """Let the topics do what is due: those that were stirred, and once a second all of them.
+
+        When a move has ended, each of them may want the next one.
+        """
+        stirred, self.stirred = self.stirred, {}
+        had_mover, self._had_mover = self._had_mover, self.mover is not None
+        if now_ns >= self._look_ns or (had_mover and self.mover is None):
+            self._look_ns = now_ns + options.SLEEP_LOOK_MS * NS_PER_MS
+            groups = list(self.groups.values())
+        else:
+            groups = [group for group in stirred if self.groups.get(group.name) is group]
+        for group in groups:
+            self.guarded(group, group.tick)
 
     def guarded(self, group: TopicGroup, step: Callable[[], None]) -> None:
         """Run a step of a topic. If the step fails, only this topic fails."""

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ....transport.settings import NONE, Retention
-from ...runtime.pulses import ChannelPulse, StoragePulse, TopicPulse
+from ...runtime.pulses import ChannelPulse, StoragePulse, TopicPulse, is_troubled
 
 _NS: Final = 1_000_000_000
 # A topic wakes this long before its first delayed message is due, so that its start is complete by
@@ -49,7 +49,7 @@ def is_unused(
         return False
     if topic["producers"] or topic["pending_appends"] or topic["queued_blocks"]:
         return False
-    if storage["extension_busy"] or _troubled(storage):
+    if storage["extension_busy"] or is_troubled(storage):
         return False
     if storage["stage_links"] or storage["stages"] or storage["backup"]:
         return False
@@ -70,18 +70,7 @@ def may_move(topic: TopicPulse) -> bool:
     A backup would have to begin again, and a start would hide what is wrong.
     """
     storage = topic.get("storage")
-    return storage is None or not (storage["backup"] or _troubled(storage))
-
-
-def _troubled(storage: StoragePulse) -> bool:
-    return bool(
-        storage["alarms"]
-        or storage["state_alarm"]
-        or storage["delayed_alarm"]
-        or storage["delayed_full"]
-        or storage["disk_full"]
-        or storage["topic_full"]
-    )
+    return storage is None or not (storage["backup"] or is_troubled(storage))
 
 
 def due_ns(storage: StoragePulse) -> int:

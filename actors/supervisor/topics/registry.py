@@ -225,6 +225,7 @@ class Registry:
         self._path = str(data_dir / REGISTRY_NAME)
         self._written = b""
         self._doubtful = False
+        self._is_behind = False  # the file says "new" of a topic that is created
         """True if the file may contain a refused change instead of `_written`."""
         self._going: dict[str, TopicRow] = {}
         """Deleted topics whose files could not be moved yet.
@@ -369,11 +370,24 @@ class Registry:
         """True if the next start may read a change that was refused."""
         return self._doubtful
 
+    def note_created(self, name: str) -> None:
+        """Note that the topic's directory exists.
+
+        The file says so after the next change, or the next call of `settle`. It does no harm to
+        create a topic a second time.
+        """
+        self.topics[name].state = "live"
+        self._is_behind = True
+
     def settle(self) -> None:
-        """Restore the old content if a change failed at its last step.
+        """Write what the file lacks, and restore the old content if a change failed at its last
+        step.
 
         If the disk does not allow it, the next call tries again.
         """
+        if self._is_behind and not self._doubtful:
+            with contextlib.suppress(OSError):
+                self._write()
         if self._doubtful and self._written:
             with contextlib.suppress(OSError):
                 self._replace(self._path, self._written)
@@ -381,7 +395,7 @@ class Registry:
                 self._doubtful = False
 
     def _write(self) -> None:
-        """Write both files with one sync of the directory.
+        """Write the file, keep its predecessor, and sync the directory once.
 
         Each rename replaces a whole file, so a crash leaves whole files.
         """
@@ -400,16 +414,35 @@ class Registry:
         if data == self._written and not self._doubtful:
             return  # only `#ephemeral` topics changed
         if self._written:
-            self._replace(str(self._data_dir / OLD_NAME), self._written)
+            self._keep_old()
         self._replace(self._path, data)
         self._files.sync_folder(str(self._data_dir))
-        self._written, self._doubtful = data, False
+        self._written, self._doubtful, self._is_behind = data, False, False
         self.version += 1
 
-    def _replace(self, path: str, data: bytes) -> None:
+    def _keep_old(self) -> None:
+        """Let OLD_NAME have the content that is written last.
+
+        That is the present file, which needs no second sync, unless it is in doubt.
+        """
+        old = str(self._data_dir / OLD_NAME)
+        if not self._doubtful:
+            temporary = self._temporary(old)
+            with contextlib.suppress(OSError):  # not every file system has links
+                self._files.link(self._path, temporary)
+                self._files.rename(temporary, old)
+                return
+        self._replace(old, self._written)
+
+    def _temporary(self, path: str) -> str:
+        """Return the free name of a file that will become `path`."""
         temporary = path + ".tmp"
         if self._files.exists(temporary):
             self._files.remove(temporary)
+        return temporary
+
+    def _replace(self, path: str, data: bytes) -> None:
+        temporary = self._temporary(path)
         self._files.write_file(temporary, data)
         self._doubtful = self._doubtful or path == self._path
         self._files.rename(temporary, path)

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Required, TypedDict, cast
 
 from ....storage import documents
@@ -168,7 +168,8 @@ def encode(content: Content) -> bytes:
 
 def _as_dict(row: TopicRow) -> dict[str, object]:
     """Return the row as a dict, without the keys of `_SPARSE` that are empty."""
-    return {key: value for key, value in asdict(row).items() if value or key not in _SPARSE}
+    row_keys = (row_field.name for row_field in fields(row))
+    return {key: value for key in row_keys if (value := getattr(row, key)) or key not in _SPARSE}
 
 
 def checksum(data: Mapping[str, object]) -> str:

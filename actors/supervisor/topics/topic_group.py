@@ -47,7 +47,6 @@ from ....transport.errors import (
     E_INTERNAL,
     E_LIMIT,
     E_TOPIC_FAILED,
-    Refused,
     UsageError,
     ZsqError,
 )
@@ -243,6 +242,7 @@ class GroupSite:
         self.channels_changed = False  # the set of processes that are scanned has changed
         self.names_changed = False  # the set of names of topics and channels has changed
         self.mover: TopicGroup | None = None  # the topic that moves to other processes
+        self.stirred: dict[TopicGroup, None] = {}  # the topics that have something to do, in order
         self.send_order: Callable[..., None]  # `Orders.send`
         self.owes_answer: Callable[[Child], bool]  # `Orders.owes_answer`
 
@@ -294,7 +294,12 @@ class TopicGroup(TopicProcesses):
         self._move_ns = 0  # no move before that
         self._is_victim = False  # its shared host ended, and it was not the cause
 
+    def stir(self) -> None:
+        """Let the supervisor call `tick` in its next turn, not only once a second."""
+        self._site.stirred[self] = None
+
     def _go(self, event: str) -> None:
+        self.stir()
         self.state = TRANSITIONS[self.state][event]
         if self.state is not GroupState.UP:
             self._starts.clear()
@@ -440,18 +445,11 @@ class TopicGroup(TopicProcesses):
             self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
 
     def born(self, child: Child) -> None:
+        self.stir()
         if child is self.topic and self.state is GroupState.STARTING:
             self._go("topic_up")
             if self.row.state == "new":
-                try:
-                    self._registry.set_state(self.name, "live")
-                except Refused as error:
-                    # This is harmless, because the topic's directory exists.
-                    log.error(
-                        "topic %s works, but cannot be marked as created in the registry: %s",
-                        self.name,
-                        error,
-                    )
+                self._registry.note_created(self.name)
             for name in child.data["channels"]:
                 self.channels.setdefault(name, ChannelProcess())
             self._site.names_changed = True
@@ -529,6 +527,7 @@ class TopicGroup(TopicProcesses):
         A channel that does not exist is made with `settings`.
         """
         self._asked_ns = time.monotonic_ns()
+        self.stir()
         if channel in self.deleting:
             returning = sum(map(len, self.deleting.values()))
             if is_ephemeral(channel) and returning < options.WAITERS_MAX:
@@ -586,6 +585,7 @@ class TopicGroup(TopicProcesses):
         The topic starts again only when its process has ended, so files are never opened twice.
         """
         channel = channel_of(child.spec.start)
+        self.stir()
         self.load.ended(child.spec.key)
         self._needs_own = self._needs_own or (child.hangs and self._host is not None)
         if child is self.topic:
@@ -669,6 +669,7 @@ class TopicGroup(TopicProcesses):
             self.unsteady = tuple(texts)
 
     def tick(self) -> None:
+        """Do what is due: after each `stir`, while it waits for a time, and once a second."""
         self._start_next()
         self._look_for_restarts()
         self._look_for_use()
@@ -687,6 +688,8 @@ class TopicGroup(TopicProcesses):
         if self._over_ns and time.monotonic_ns() >= self._over_ns and self.state is GroupState.UP:
             self._over_ns = 0
             self._site.unused(self)
+        if self._retry_ns or self._over_ns or self._starts.later or self._starts.ready():
+            self.stir()
 
     def _not_made(self, channel: str, failure: Failure | None) -> bool:
         """Drop a new channel that storage refuses to make, and report why.
@@ -794,6 +797,7 @@ class TopicGroup(TopicProcesses):
         """Start at the next tick, if the topic waits until it tries again."""
         if self._retry_ns:
             self._retry_ns = time.monotonic_ns()
+            self.stir()
 
     def stop(self, then: Callable[[], None]) -> None:
         """Stop the channels, then the topic, and call `then` when all have ended.

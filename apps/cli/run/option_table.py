@@ -140,14 +140,14 @@ class GivenOptions(Record):
     )  # fmt: skip
     processes_max: int | None = _row(
         None, Value("N", click.IntRange(16, 2_500)),
-        f"Upper limit of processes. Each topic and each channel needs one. Default: {_BY_MEMORY}.", usual=_BY_MEMORY,
+        f"Upper limit of processes. Each topic and each channel of a busy topic needs one. Default: {_BY_MEMORY}.", usual=_BY_MEMORY,
     )  # fmt: skip
     sleep_after: float | None = _row(
         None, _TIME, "End the processes of a topic that was not used for this time. The next request starts them again. none: never.",
         usual=60.0,
     )  # fmt: skip
     own_process: str = _row(
-        "always", _one_of("always", "busy", "never"),
+        "busy", _one_of("always", "busy", "never"),
         "Which topics have processes of their own: all, busy ones, or none. The others share some.",
     )  # fmt: skip
     busy_at: int = _row(

@@ -111,3 +111,47 @@ def test_a_port_that_was_closed_in_the_same_round_is_not_read(sample: Sample) ->
         assert second.closed
     finally:
         context.destroy(linger=0)
+
+
+def test_timers_that_may_rest_run_with_the_pulses_until_a_message_comes(
+    sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand idle actors must cost almost nothing, so the pulses become rare, too."""
+    now = 10**15
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    monkeypatch.setattr(actor_module, "release_memory", lambda: None)
+    resting: list[int] = []
+    strict: list[int] = []
+    sample.every(1_000, sample._pulse_if_stirred)
+    sample.every(1_000, lambda: resting.append(now), rests=True)
+    sample.every(60_000, lambda: strict.append(now))
+
+    def pass_by(seconds: int) -> tuple[int, int, int]:
+        nonlocal now
+        before = len(said(sample)), len(resting), len(strict)
+        for _ in range(seconds):
+            now += 10**9
+            sample._run_timers()
+        after = len(said(sample)), len(resting), len(strict)
+        return after[0] - before[0], after[1] - before[1], after[2] - before[2]
+
+    assert pass_by(600) == (7, 7, 10), "after 1, 11, 31, 71, 151, 311, and 471 s"
+    sample.stir()
+    sample.hasten_pulse()
+    assert pass_by(10) == (1, 10, 0), "and each second again"
+
+
+def test_an_actor_that_may_not_rest_keeps_its_timers(
+    sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 10**15
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    monkeypatch.setattr(actor_module, "release_memory", lambda: None)
+    monkeypatch.setattr(Sample, "may_rest", lambda self, pulse: pulse["depth"] == 0)
+    calls: list[int] = []
+    sample.every(1_000, sample._pulse_if_stirred)
+    sample.every(1_000, lambda: calls.append(now), rests=True)
+    for _ in range(100):
+        now += 10**9
+        sample._run_timers()
+    assert (len(said(sample)), len(calls)) == (10, 100)

@@ -103,6 +103,22 @@ def test_a_due_channel_starts_a_round_before_the_interval_ends() -> None:
     assert bench.begin(30) != []
 
 
+def test_random_channels_are_asked_once_a_second_however_many_rounds_there_are() -> None:
+    """Each consumer's heartbeat makes its channel due. Without this, each of these rounds would ask
+    19 other channels, too.
+    """
+    bench = Bench(20, "a")
+    (first,) = bench.begin()
+    dues = {f"k{key}": bench.now + (key + 1) * 100 * MS for key in range(3)}
+    bench.report_of(first, *[(key, CLEAN, dues.get(f"k{key}", LATER)) for key, _ in first.targets])
+    for key in range(3):
+        (order,) = bench.begin(100)
+        assert keys([order]) == [key]
+        bench.report(order)
+    (order,) = bench.begin(options.SCAN_IDLE_MS)
+    assert len(order.targets) > 1
+
+
 def test_a_channel_that_hangs_does_not_delay_the_others() -> None:
     """The channel may belong to another topic. Each round continues without it, and most rounds do
     not ask it at all.

@@ -24,7 +24,7 @@ from zsq.transport.errors import Refused
 from zsq.transport.wire import protocol as p
 
 
-def nothing(*_: object) -> None:
+def nothing(*_: object, **__: object) -> None:
     """Stand in for parts of storage that have nothing to do."""
 
 

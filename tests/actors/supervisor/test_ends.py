@@ -36,6 +36,7 @@ def singles_of(did: list[str], refusals: list[ZsqError] | None = None) -> Single
     processes = SimpleNamespace(
         new_key=lambda: next(keys), endpoint=lambda key: f"ipc:///run/{key}", run_dir="/run",
         scan_endpoint="ipc:///run/1", archive_endpoint="ipc:///run/2", start=start,
+        children={},
     )  # fmt: skip
     state: Any = SimpleNamespace(
         channels_changed=False, stopping=False, processes=processes,

@@ -217,6 +217,7 @@ def test_an_exception_in_the_supervisor_ends_its_children(
             "port": SimpleNamespace(socket=SimpleNamespace(bind=lambda endpoint: None), close=lambda: closed.append("port")),
             "audit": SimpleNamespace(open=lambda: None, close=lambda: closed.append("audit")),
             "requests": SimpleNamespace(audits=SimpleNamespace(close=lambda: None)),
+            "state": SimpleNamespace(registry=SimpleNamespace(settle=lambda: None)),
         }  # fmt: skip
         vars(place.supervisor).update(parts)
         with pytest.raises(OSError, match="by plan"):

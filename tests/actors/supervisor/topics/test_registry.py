@@ -199,6 +199,10 @@ class _Steps(Files):
         self.steps.append(f"write {Path(path).name}")
         super().write_file(path, data)
 
+    def link(self, old: str, new: str) -> None:
+        self.steps.append(f"link {Path(old).name} {Path(new).name}")
+        super().link(old, new)
+
     def rename(self, old: str, new: str) -> None:
         self.steps.append(f"rename {Path(old).name} {Path(new).name}")
         super().rename(old, new)
@@ -215,7 +219,10 @@ def test_a_save_is_complete_or_has_no_effect(tmp_path: Path) -> None:
     registry = Registry(_Steps(steps), tmp_path, 3)
     registry.open()
     registry.add("clicks", "always")
-    spare = ["write registry.json.old.tmp", "rename registry.json.old.tmp registry.json.old"]
+    spare = [
+        "link registry.json registry.json.old.tmp",
+        "rename registry.json.old.tmp registry.json.old",
+    ]
     assert steps == [
         *spare,
         "write registry.json.tmp",
@@ -223,6 +230,41 @@ def test_a_save_is_complete_or_has_no_effect(tmp_path: Path) -> None:
         f"sync {tmp_path.name}",
     ]
     assert list(opened(tmp_path).topics) == ["clicks"]
+
+
+def test_a_topic_that_came_up_is_created_in_the_file_with_the_next_change_or_soon(
+    tmp_path: Path,
+) -> None:
+    """A file for each of many new topics costs more than their creation."""
+    registry = opened(tmp_path)
+    registry.add("clicks", "always")
+    registry.note_created("clicks")
+    assert registry.topics["clicks"].state == "live"
+    assert opened(tmp_path).topics["clicks"].state == "new", "it may be created a second time"
+    registry.add("views", "always")
+    assert opened(tmp_path).topics["clicks"].state == "live"
+    registry.note_created("views")
+    registry.settle()
+    assert opened(tmp_path).topics["views"].state == "live"
+
+
+class _WithoutLinks(Files):
+    def link(self, old: str, new: str) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+
+@pytest.mark.parametrize("files", [Files(), _WithoutLinks()], ids=["links", "no links"])
+def test_the_old_content_is_kept_with_and_without_links(tmp_path: Path, files: Files) -> None:
+    registry = Registry(files, tmp_path, 3)
+    registry.open()
+    for name in ("a", "b", "c"):
+        registry.add(name, "always")
+        kept = json.loads((tmp_path / "registry.json.old").read_text())["topics"]
+        assert list(kept) == [other for other in "abc" if other < name]
+    assert sorted(path.name for path in tmp_path.glob("registry*")) == [
+        "registry.json",
+        "registry.json.old",
+    ]
 
 
 class FullDisk(Files):
