@@ -45,6 +45,12 @@ ARCHIVE: Final = {
     "on": "copy full log files to the bucket",
     "off": "keep the topic on the disk only",
 }
+BY_BROKER: Final = "default"
+OWN_PROCESS: Final = {
+    BY_BROKER: "as the broker's --own-process",
+    "always": "always",
+    "never": "never: it shares some with other topics",
+}
 # The sync mode decides when a publish is answered. It may be changed later with
 # `zsq topic set --sync`. `actors/supervisor/commands/sync_modes.py` says which changes are refused.
 SYNC_MODES: Final = {
@@ -381,6 +387,13 @@ class Retention(Record):
         ),
         line="archive", shows="time {}", label="Bucket: time kept", none_label="no bound", hint="such as 365d",
     )  # fmt: skip
+    own_process: str = _row(
+        BY_BROKER, Kind.CHOICE, "--own-process", allowed=" or ".join(OWN_PROCESS), choices=OWN_PROCESS,
+        help=(
+            "Whether the topic and its channels have processes of their own: always, never, or as zsq serve --own-process says "
+            "(default)."
+        ), line="processes", shows="{}", label="Own processes",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         _check_values(TOPIC, self)
@@ -417,6 +430,9 @@ class RetentionSettings(TypedDict, total=False):
 
     With a bucket and `archive` "on", `keep_*` limits what is on the disk, and `bucket_keep_*`
     limits the finished messages in the bucket (by default not at all).
+
+    `own_process` says whether the topic has processes of its own. "default" leaves it to the
+    broker.
     """
 
     keep_bytes: int | None
@@ -428,6 +444,7 @@ class RetentionSettings(TypedDict, total=False):
     archive: Literal["on", "off"] | None
     bucket_keep_bytes: int | None
     bucket_keep_time_s: float | None
+    own_process: Literal["default", "always", "never"] | None
 
 
 def split_tags(tags: str) -> tuple[str, ...]:

@@ -275,10 +275,25 @@ def test_a_topic_in_a_shared_process_without_others_has_the_new_level_of_the_log
         wait_for(lambda: "DEBUG [channel b/c] " in broker.log.read_text(), 20, "a text of b")
 
 
-def test_by_default_nothing_is_shared(tmp_path: Path) -> None:
+def test_by_default_quiet_topics_share(tmp_path: Path) -> None:
     with Broker(tmp_path / "data") as broker:
         make(broker, "a", "b")
+        assert len(set(places(broker).values())) == 1
+
+
+def test_a_topic_that_may_not_share_has_its_own_processes_at_once(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data", "--own-process", "always") as broker:
+        make(broker, "a", "b")
         assert len(set(places(broker).values())) == 4
+
+
+def test_a_setting_moves_a_topic_to_its_own_processes_and_back(broker: Broker) -> None:
+    make(broker, "a", "b")
+    with zsq.Admin(broker.ipc) as admin:
+        admin.configure_topic("a", own_process="always")
+        wait_for(lambda: len(pids(broker, "a")) == 2, 20, "processes of topic a alone")
+        admin.configure_topic("a", own_process=None)
+        wait_for(lambda: pids(broker, "a") == pids(broker, "b"), 40, "a shared process again")
 
 
 def test_without_own_processes_a_busy_topic_stays(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ from ....transport.errors import (
     ZsqError,
 )
 from ....transport.names import is_ephemeral
-from ....transport.settings import NONE, NewChannelSettings, Retention
+from ....transport.settings import BY_BROKER, NONE, NewChannelSettings, Retention
 from ....transport.units import NS_PER_MS
 from ....transport.wire import protocol as p
 from ...runtime.child import (
@@ -427,10 +427,16 @@ class TopicGroup(TopicProcesses):
             ChildSpec(numbers[0], "topic", title, start), self, self._host
         )
 
+    def _own_process(self) -> str:
+        """Return one of OWN_PROCESS: the topic's setting or that of the broker."""
+        setting = self.row.retention.get("own_process") or BY_BROKER
+        return self._site.options.own_process if setting == BY_BROKER else str(setting)
+
     def _may_share(self) -> bool:
-        if self._site.options.own_process == "busy" and (self._is_busy or not self._can_move()):
+        own = self._own_process()
+        if own == "busy" and (self._is_busy or not self._can_move()):
             return False
-        return self._site.options.own_process != "always" and not self._needs_own
+        return own != "always" and not self._needs_own
 
     def _forget_ephemeral(self) -> None:
         """Drop the ephemeral channels, whose rows ended with the topic's process.
@@ -943,15 +949,17 @@ class TopicGroup(TopicProcesses):
         site, now = self._site, time.monotonic_ns()
         if site.mover is self and not self._holding and not self._is_moving and self.settled():
             site.mover = None
-        if site.options.own_process != "busy" or self.state is not GroupState.UP:
+        if self.state is not GroupState.UP:
             return
-        has_room = self._has_room()
-        is_busy = self._host is not None and (self.load.is_busy or not has_room)
-        wants = is_busy or (
-            has_room and self.load.is_quiet(site.options.share_after_s, now)
-            if self._host is None
-            else self._host.is_left
-        )
+        own, has_room = self._own_process(), self._has_room()
+        if self._host is not None:
+            is_busy = own == "always" or (own == "busy" and (self.load.is_busy or not has_room))
+            wants = is_busy or self._host.is_left
+        else:
+            is_busy = False
+            wants = own != "always" and has_room
+            if own == "busy":
+                wants = wants and self.load.is_quiet(site.options.share_after_s, now)
         if not wants or now < self._move_ns or site.mover is not None or self._needs_own:
             return
         if not self._may_move():

@@ -285,10 +285,15 @@ def topic_show(topic: str, as_json: bool, admin: Admin) -> None:
     )
     say(f"removed    {stats['removed_bytes']:,} bytes since its process started; {dropped}")
     settings = stats["retention"]
-    with_archive = stats["archived_chunks"] or any(
-        settings.get(row.name, row.default) != row.default for row in TOPIC if row.line == "archive"
-    )
-    rows = [row for row in TOPIC if with_archive or row.line != "archive"]
+    # These lines are shown if they say something.
+    lines = {
+        row.line
+        for row in TOPIC
+        if row.line not in ("archive", "processes")
+        or settings.get(row.name, row.default) != row.default
+        or (row.line == "archive" and stats["archived_chunks"])
+    }
+    rows = [row for row in TOPIC if row.line in lines]
     say(describe(rows, settings))
 
 

@@ -129,7 +129,7 @@ class Shell:
 
     def settings(self, topic: str) -> dict[str, Any]:
         found = json.loads(self("stats", topic, "--json"))["topics"][0]["retention"]
-        return {name: value for name, value in found.items() if value not in (-1, "on")}
+        return {name: value for name, value in found.items() if value not in (-1, "on", "default")}
 
 
 @pytest.fixture(scope="module")

@@ -418,3 +418,27 @@ def test_a_topic_that_hangs_while_it_falls_asleep_gets_its_own_processes(place: 
     for _ in range(100):
         place.work(0.0)
     assert place.sent == []
+
+
+def test_a_setting_of_the_topic_keeps_it_in_own_or_in_shared_processes(place: Place) -> None:
+    """Without load, and in spite of load. The change of the setting moves the topic."""
+    place.group.row.retention = {"own_process": "always"}
+    place.group.tick()
+    place.answer()
+    place.all_gone()
+    place.come_up()
+    assert place.placed == []
+    assert place.mover is None
+    place.group.row.retention = {"own_process": "never"}
+    place.group.tick()
+    place.answer()
+    place.all_gone()
+    place.come_up()
+    assert place.placed == [(3, 0)]
+    for _ in range(5):
+        place.work(0.9)
+    assert place.state() is GroupState.UP
+    assert place.mover is None, "it stays, although it is busy"
+    place.group.row.retention = {"own_process": None}
+    place.work(0.9)
+    assert place.mover is place.group, "the broker decides again"
