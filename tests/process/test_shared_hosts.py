@@ -67,6 +67,7 @@ class Busy:
         self.sent = 0
         self.received: Counter[bytes] = Counter()
         self.attempts: Counter[int] = Counter()
+        self.offsets: list[int] = []
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -94,14 +95,16 @@ class Busy:
                     continue
                 self.received[message.body] += 1
                 self.attempts[message.attempts] += 1
+                self.offsets.append(message.offset)
                 self._handle()
                 message.finish()
 
     def check(self) -> None:
-        """Each message came, and came once, with its first attempt."""
+        """Each message came, and came once, with its first attempt, and all came in order."""
         assert len(self.received) == self.sent
         assert set(self.received.values()) == {1}
         assert set(self.attempts) == {1}
+        assert self.offsets == sorted(self.offsets)
 
 
 def test_quiet_topics_share_a_process_and_a_busy_one_moves_out_and_back(broker: Broker) -> None:
