@@ -90,9 +90,10 @@ class PendingCommit:
 class CommitQueue:
     """The commits that wait for their merge.
 
-    While the topic's process stops (`is_stopping`), nothing is answered. The clients send their
-    requests again to the topic's next process. `commit` carries out a commit that is merged, and `again` processes a request that waited. If
-    one of them raises a `ZsqError`, the client gets it as the answer.
+    `commit` carries out a commit that is merged, and `again` processes a request that waited. If
+    one of them raises a `ZsqError`, the client gets it as the answer. While the topic's process
+    stops (`is_stopping`), nothing is answered. The clients send their requests again to the topic's
+    next process.
     """
 
     def __init__(
@@ -159,9 +160,7 @@ class CommitQueue:
         elif pending.merge.done and not closing:
             self._end_first(None)
         while self._pending and closing:
-            self._end_first(
-                Refused(E_CLOSING, "the topic is being deleted; try again in a moment")
-            )
+            self._end_first(Refused(E_CLOSING, "the topic is being deleted; try again in a moment"))
         self._go_on()
 
     def _end_first(self, error: ZsqError | None) -> None:

@@ -344,6 +344,17 @@ def test_a_topic_shares_with_many_again_an_hour_after_the_last_end_of_its_host(
     assert place.placed == [(3, 0)]
 
 
+def test_a_topic_leaves_a_crowded_host_even_if_none_has_own_processes(place: Place) -> None:
+    place.options.own_process = "never"
+    place.work(0.5)
+    assert place.sent == []
+    place.host.is_crowded = True
+    place.work(0.5)
+    place.answer()
+    place.all_gone()
+    assert place.placed == [(3, 0)]
+
+
 def test_a_topic_with_unknown_channels_takes_the_room_of_several(place: Place) -> None:
     place.group.row = replace(place.group.row, state="live")
     place.group.channels.clear()
