@@ -433,6 +433,7 @@ class OrderedSupply(Supply):
     """A `Supply` whose messages to send are in `_slots`, not in the window."""
 
     fetch_bytes = options.ORDERED_READ_BYTES
+    goes_back = False
 
     def __init__(
         self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings,

@@ -204,6 +204,7 @@ class PrioritySupply(Supply):
     """A `Supply` whose messages to send are in levels, not in the window."""
 
     fetch_bytes = options.PRIORITY_READ_BYTES
+    goes_back = False
 
     def __init__(
         self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings,

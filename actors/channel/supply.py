@@ -102,6 +102,19 @@ class SavedRows:
         return put, tuple(gone)
 
 
+def back_over_unbegun(next_offset: int, holes: Iterable[Hole]) -> int:
+    """Return the offset to which the cursor goes back at a start.
+
+    All messages from there on that are behind the cursor are in holes, and no handler has begun
+    them. So they come again before newer ones, in the order of their offsets.
+    """
+    unbegun = (hole for hole in holes if not hole[2] and not hole[3])
+    starts = {start + count: start for start, count, *_ in unbegun}
+    while next_offset in starts:
+        next_offset = starts[next_offset]
+    return next_offset
+
+
 TRIED: Final = "it has had all attempts that its channel allows now"
 
 
@@ -138,13 +151,16 @@ class Supply:
     """
 
     fetch_bytes = 1
+    goes_back = True  # see `back_over_unbegun`
 
     def __init__(
         self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings,
         choice: ChannelFilter | None = None,
     ) -> None:  # fmt: skip
-        self.next_offset = next_offset  # the next offset to take
-        self.window_end = next_offset  # the next offset that the feed brings
+        holes = tuple(holes)
+        # The next offset to take.
+        self.next_offset = back_over_unbegun(next_offset, holes) if self.goes_back else next_offset
+        self.window_end = self.next_offset  # the next offset that the feed brings
         self.window_bytes = 0
         self.head = 0  # the end of the topic, as far as it is known here
         self.settings = settings
@@ -180,7 +196,8 @@ class Supply:
         for start, count, attempts, due_ns in holes:
             if not due_ns:  # deferred rows matter here only for an ordered channel
                 self._saved.found(start, count, attempts)
-            self._recover((start, count, attempts), due_ns)
+            if start < self.next_offset:
+                self._recover((start, count, attempts), due_ns)
 
     def _recover(self, run: Run, due_ns: int) -> None:
         """Take over a stored hole."""

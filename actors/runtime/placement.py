@@ -10,6 +10,9 @@ nothing says so (a segmentation fault, the killer of the system, `kill -9`), eac
 be the cause. So each such end of its host puts a topic into hosts with a quarter of the room, and
 after four of them the cause is alone. This finds it while most topics share most of the time, and
 its restarts count from then on.
+
+Ends that are an hour old are forgotten. A topic with more actors than a host has room for gets a
+host without others. It gets processes of its own if such a host has ended.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from typing import Final, NamedTuple
 ROOM: Final = 128  # the actors of a shared host
 _QUARTER: Final = 2  # as a shift
 NEW: Final = 0  # no host has this number
+UNKNOWN_CHANNELS: Final = 3  # expected of a topic that starts and has not reported its channels
+FORGET_NS: Final = 3_600_000_000_000
+NEVER_NS: Final = 1 << 62
 QUIET: Final = 0.1
 """A topic is quiet below this part of the share with which it is busy."""
 
@@ -67,10 +73,36 @@ class Load:
         return bool(self._quiet_since_ns) and now_ns - self._quiet_since_ns >= for_s * 1e9
 
 
+class Past:
+    """The ends of shared hosts in which a topic was, until they are forgotten.
+
+    `ends` counts those that nothing explains. With `is_cause`, the topic has caused one.
+    """
+
+    def __init__(self) -> None:
+        self.ends = 0
+        self.is_cause = False
+        self._forget_ns = 0
+
+    def add(self, now_ns: int, *, is_cause: bool, passes: bool = True) -> None:
+        """Note an end. If its cause does not pass, nothing is forgotten any more."""
+        if is_cause:
+            self.is_cause = True
+        else:
+            self.ends += 1
+        self._forget_ns = max(self._forget_ns, now_ns + FORGET_NS if passes else NEVER_NS)
+
+    def look(self, now_ns: int) -> None:
+        """Forget all ends if the last one was long ago."""
+        if now_ns >= self._forget_ns:
+            self.ends, self.is_cause = 0, False
+
+
 class HostLoad(NamedTuple):
     """A shared host: its number, its actors, and the ends that its topics have seen.
 
-    With `is_left`, a busy topic that cannot move is in it, and the others leave.
+    The channels of a topic that starts count before they start. With `is_left`, a busy topic that
+    cannot move is in it, and the others leave.
     """
 
     number: int
@@ -91,7 +123,7 @@ def place(hosts: Iterable[HostLoad], actors: int, ends: int) -> int | None:
     The fullest host that has room is the best, so that others become empty and end.
     """
     if actors > room(ends):
-        return None
+        return None if ends else NEW
     fitting = [
         host
         for host in hosts

@@ -51,8 +51,9 @@ def shared_title(number: int) -> str:
 class HostProcess:
     """A process that runs actors: one, or many if it is a shared host (`number` is from 1 on).
 
-    `ends` and `is_left` are from `placement.py`. After its end, `is_explained` is True if one of
-    its actors is the known cause.
+    `ends` and `is_left` are from `placement.py`. `actors` counts the channels of a topic before
+    they start. If the host `is_crowded`, topics leave it, for these are too many. After its end,
+    `is_explained` is True if one of its actors is the known cause.
     """
 
     pid: int
@@ -60,6 +61,8 @@ class HostProcess:
     number: int = 0
     ends: int = 0
     is_left: bool = False
+    actors: int = 0
+    is_crowded: bool = False
     pidfd: int = -1
     children: dict[int, Child] = field(default_factory=dict)
     unsent: deque[StartOrder] = field(default_factory=deque)  # actors to start

@@ -60,6 +60,7 @@ class Processes:
         self._looked_ns = 0
         self._starts_until_ns = 0
         self.more_to_start = False
+        self._has_counted = False  # in this turn
         # The number of processes of sleeping topics, and of actors that will share some. They may
         # be started again at any time.
         self.asleep = self.asleep_shared = 0
@@ -82,9 +83,18 @@ class Processes:
 
     # Starting
 
+    def _count(self) -> None:
+        """Count the actors of shared hosts, with the channels that their topics will have."""
+        for host in filter(attrgetter("is_shared"), self.table.hosts):
+            children = host.children.values()
+            sizes = [child.owner.size for child in children if child.spec.kind == "topic"]
+            host.actors = max(sum(sizes), len(children))
+            host.is_crowded = len(sizes) > 1 and host.actors > placement.room(host.ends)
+        self._has_counted = True
+
     def _shared(self) -> dict[placement.HostLoad, HostProcess]:
         return {
-            placement.HostLoad(host.number, len(host.children), host.ends, host.is_left): host
+            placement.HostLoad(host.number, host.actors, host.ends, host.is_left): host
             for host in sorted(self.table.hosts, key=attrgetter("number"))
             if host.is_shared and not host.is_killed
         }
@@ -94,18 +104,22 @@ class Processes:
 
         `ends` is from `placement.py`. Raises `ZsqError` if a host cannot be started.
         """
+        if not self._has_counted:
+            self._count()
         shared = self._shared()
         number = placement.place(shared, actors, ends)
         if number is None:
             return None
-        for load, host in shared.items():
-            if load.number == number:
-                return host
-        fresh = placement.free_number(shared)
-        return self._started(title, lambda: self.table.start_shared(fresh, ends))
+        host = next((host for load, host in shared.items() if load.number == number), None)
+        if host is None:
+            fresh = placement.free_number(shared)
+            host = self._started(title, lambda: self.table.start_shared(fresh, ends))
+        host.actors += actors
+        return host
 
     def end_hosts(self, *, everything: bool = False) -> None:
         """End the shared hosts without actors that are not needed, or all of them."""
+        self._count()
         shared = self._shared()
         unused = placement.to_end(shared)
         for load, host in shared.items():
@@ -144,15 +158,18 @@ class Processes:
             shared, own = shared + self.asleep_shared, own + self.asleep
         return own + -(-shared // options.SHARED_AS_ONE)
 
+    def has_room(self, count: int) -> bool:
+        """Return True if so many new processes do not exceed the limit."""
+        return self._used(with_asleep=True) + count <= self._processes_max
+
     def check_room(self, count: int, what: str) -> None:
         """Raise `Refused` (E_LIMIT) if a new topic or channel would exceed the limit.
 
         Existing topics and channels are started again even beyond the limit.
         """
-        limit = self._processes_max
-        total = self._used(with_asleep=True)
-        if total + count > limit:
-            sleeping = total - self._used()
+        if not self.has_room(count):
+            limit = self._processes_max
+            sleeping = self._used(with_asleep=True) - self._used()
             asleep = f" and {sleeping} belong to topics that are asleep" if sleeping else ""
             text = (
                 f"no room for {what}: this broker runs at most {limit} processes (a topic or a "
@@ -168,6 +185,7 @@ class Processes:
 
     def begin_turn(self, now_ns: int) -> None:
         """Allow starts of channels during a limited part of the supervisor's next turn."""
+        self._has_counted = False
         self._starts_until_ns, self.more_to_start = (
             now_ns + options.STARTS_TURN_MS * NS_PER_MS,
             False,
@@ -243,14 +261,19 @@ class Processes:
         self._told.discard(child.spec.key)
         self.changes += 1
 
+    def _has_told(self, child: Child) -> bool:
+        """Return True if the log says that this child, or another one in its host, is late."""
+        keys = child.host.children if child.host is not None else (child.spec.key,)
+        return not self._told.isdisjoint(keys)
+
     def kill_late(self) -> None:
         """Kill children that did not stop, or did not start, in time."""
         now = time.monotonic_ns()
         for key, deadline in list(self._stop_deadlines.items()):
             child = self.children.get(key)
-            if child is not None and key not in self._told and now < deadline:
+            if child is not None and now < deadline:
                 waited_s = child.spec.stop_timeout_s - (deadline - now) / 1e9
-                if waited_s > options.STOP_TOLD_S:
+                if waited_s > options.STOP_TOLD_S and not self._has_told(child):
                     self._told.add(key)
                     log.warning(
                         "waiting for %s (pid %d) to stop; it is killed if it takes %g s",
@@ -260,7 +283,7 @@ class Processes:
                     )
             if now > deadline:
                 del self._stop_deadlines[key]
-                if child is not None:
+                if child is not None and not (child.host is not None and child.host.is_killed):
                     log.warning(
                         "%s did not stop within %g s: it is killed",
                         child.spec.title,

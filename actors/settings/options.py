@@ -511,7 +511,7 @@ MOVE_AGAIN_S_MAX: Final = 60.0
 MOVES_FAILED: Final = 3  # after so many tries, the neighbours of a busy topic leave it
 # So many actors of shared hosts count as one process. An actor takes 0.3 to 0.7 MiB there.
 SHARED_AS_ONE: Final = 16
-SHARED_HOST_SOCKETS: Final = 4_096
+SHARED_HOST_SOCKETS: Final = 8_192  # a topic with 1,000 channels needs 4,100
 # The stack of an actor's thread in a shared host. Only the pages that are used take memory.
 ACTOR_STACK_BYTES: Final = MIB
 TOPICS_MAX: Final = 10_000

@@ -225,7 +225,7 @@ class Overview:
             "disk_full": view.disk.health,
             "alarms": sum("silence" not in row for row in view.alarms.rows()),
             "alarmed_ns": recent[-1]["time_ns"] if recent else 0,
-            "processes": len(view.processes.children) + 2,
+            "processes": len(view.processes.table.hosts) + 2,
             "restarts": sum(group.restarts.count for group in view.groups.values()),
             "clustered": _is_clustered(view),
         }

@@ -91,7 +91,9 @@ class CommitQueue:
     """The commits that wait for their merge.
 
     `commit` carries out a commit that is merged, and `again` processes a request that waited. If
-    one of them raises a `ZsqError`, the client gets it as the answer.
+    one of them raises a `ZsqError`, the client gets it as the answer. While the topic's process
+    stops (`is_stopping`), nothing is answered. The clients send their requests again to the topic's
+    next process.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class CommitQueue:
         self._again = again
         self._pending: list[PendingCommit] = []
         self._merging = False  # the first commit is being merged in the thread
+        self.is_stopping = False
 
     def stages(self) -> set[bytes]:
         """Return the stages that must stay until their commits have ended."""
@@ -157,9 +160,7 @@ class CommitQueue:
         elif pending.merge.done and not closing:
             self._end_first(None)
         while self._pending and closing:
-            self._end_first(
-                Refused(E_CLOSING, "the topic is stopping or being deleted; try again in a moment")
-            )
+            self._end_first(Refused(E_CLOSING, "the topic is being deleted; try again in a moment"))
         self._go_on()
 
     def _end_first(self, error: ZsqError | None) -> None:
@@ -173,6 +174,8 @@ class CommitQueue:
             except ZsqError as caught:
                 error = caught
         self._thread.submit(None, pending.merge.discard)  # it keeps a file that is now a chunk
+        if self.is_stopping:
+            return
         if error is not None:
             _refuse(pending.port, pending.mail, pending.message, error)
         for port, mail, message in pending.waiting:
@@ -492,7 +495,7 @@ class StageCommits:
             answer_now = partial(port.send, mail.envelope, p.Done(message.request, answer))
             self._state.then(partial(self._extension.when_safe, answer_now))
             return
-        if self._queue.waits(port, mail, message):
+        if self._queue.is_stopping or self._queue.waits(port, mail, message):
             return
         self._check_open()
         stages = self.core.check_parts(transaction, message.parts)
@@ -661,7 +664,7 @@ class StageCommits:
 
         Seals that have begun are still completed.
         """
-        self._closing = True
+        self._closing = self._queue.is_stopping = True
         for peer in self.core.peers():
             self._port.send(peer, p.Bye())
             self.core.bye(peer)

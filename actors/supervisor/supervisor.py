@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -418,12 +419,15 @@ class Supervisor:
             self.state.stopping = self._generation_over = True
         if self._generation_over:
             return  # no process is started again, because all that live are about to end
+        self._tell_ends_of_hosts(ended)
         for child in ended:
             self.processes.ended(child)
             self.requests.gatherings.ended(child.spec.key)
             rundir.remove_sockets(self.run_dir, child.spec.start.endpoints())
             if not child.told_to_stop and not self.state.stopping:
-                log.warning(
+                is_shared = child.host is not None and child.host.is_shared
+                log.log(
+                    logging.DEBUG if is_shared and not child.failure else logging.WARNING,
                     "%s (pid %d) ended%s",
                     child.spec.title,
                     child.pid,
@@ -432,6 +436,25 @@ class Supervisor:
             self.singles.tell_gone(child)
             if not self.singles.ended(child) and child.owner is not None:
                 self._group_lost(child)
+
+    def _tell_ends_of_hosts(self, ended: list[Child]) -> None:
+        """Log the end of a shared host once, and not for each of its actors."""
+        topics = Counter(
+            child.host
+            for child in ended
+            if child.host is not None
+            and child.host.is_shared
+            and child.host not in self.table.hosts
+            and child.spec.kind == "topic"
+            and not child.told_to_stop
+        )
+        for host, count in topics.items():
+            log.warning(
+                "shared process %s (pid %d) ended; its topics (%d) start again",
+                host.title,
+                host.pid,
+                count,
+            )
 
     def _group_lost(self, child: Child) -> None:
         self.state.guarded(child.owner, lambda: child.owner.died(child))

@@ -22,6 +22,7 @@ from support.broker import Broker, kill, wait_for
 import zsq
 import zsq.aio
 from zsq import ZsqError
+from zsq.actors.runtime.placement import ROOM
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -66,6 +67,7 @@ class Busy:
         self.sent = 0
         self.received: Counter[bytes] = Counter()
         self.attempts: Counter[int] = Counter()
+        self.offsets: list[int] = []
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -93,14 +95,16 @@ class Busy:
                     continue
                 self.received[message.body] += 1
                 self.attempts[message.attempts] += 1
+                self.offsets.append(message.offset)
                 self._handle()
                 message.finish()
 
     def check(self) -> None:
-        """Each message came, and came once, with its first attempt."""
+        """Each message came, and came once, with its first attempt, and all came in order."""
         assert len(self.received) == self.sent
         assert set(self.received.values()) == {1}
         assert set(self.attempts) == {1}
+        assert self.offsets == sorted(self.offsets)
 
 
 def test_quiet_topics_share_a_process_and_a_busy_one_moves_out_and_back(broker: Broker) -> None:
@@ -168,6 +172,38 @@ def test_the_end_of_a_shared_process_loses_nothing_and_starts_all_of_it_again(
             for message in filter(None, messages):
                 message.finish()
             consumer.flush()
+
+
+def test_the_log_names_a_shared_process_that_ended_and_not_each_of_its_topics(
+    broker: Broker,
+) -> None:
+    make(broker, "a", "b", "c")
+    (host,) = pids(broker, "a")
+    kill(host)
+    broker.wait_said(f"shared process quiet 1 (pid {host}) ended; its topics (3) start again")
+    wait_for(lambda: pids(broker, "c") - {host}, 40, "the topic's next process")
+    assert broker.log.read_text().count(" WARNING ") == 1
+
+
+def test_a_shared_process_has_no_more_actors_than_room_after_a_restart_of_the_broker(
+    broker: Broker,
+) -> None:
+    """The broker learns only after a topic's start how many channels the topic has."""
+    topics = [f"t{number}" for number in range(15)]
+    with zsq.Admin(broker.ipc, timeout=30) as admin:
+        for topic in topics:
+            for number in range(9):
+                admin.create_channel(topic, f"c{number}")
+    assert broker.stop() == 0
+    broker.start()
+
+    def actors() -> list[int]:
+        counts = Counter(places(broker).values())
+        return sorted(counts.values()) if counts.total() == 150 else []
+
+    wait_for(lambda: sum(actors()[:-1]) >= 22 and max(actors()) <= ROOM, 60, "room for all")
+    with zsq.Admin(broker.ipc, timeout=30) as admin:
+        assert admin.stats()["health"] == "OK"
 
 
 def test_unexplained_ends_of_a_process_separate_its_topics_until_the_cause_is_alone(

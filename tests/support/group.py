@@ -98,6 +98,7 @@ class Broker:
             busy_at=1.0,
         )
         self.asleep = self.asleep_shared = 0
+        self.room_for = 1_000  # so many more processes may run
         self.mover: TopicGroup | None = None
         self.stirred: dict[TopicGroup, None] = {}
         self.scan_endpoint = ""
@@ -148,6 +149,9 @@ class Broker:
         """
         self.time_for -= 1
         return self.time_for >= 0
+
+    def has_room(self, count: int) -> bool:
+        return count <= self.room_for
 
     def endpoint(self, number: int) -> str:
         return f"ipc://{number}"

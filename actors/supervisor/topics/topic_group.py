@@ -62,7 +62,7 @@ from ...runtime.child import (
     Phase,
     RestartIntensity,
 )
-from ...runtime.placement import Load, room
+from ...runtime.placement import UNKNOWN_CHANNELS, Load, Past, room
 from ...runtime.process_table import Child, HostProcess
 from ...runtime.processes import Processes
 from ...runtime.pulses import ChannelPulse, TopicPulse
@@ -282,8 +282,7 @@ class TopicGroup(TopicProcesses):
         # Requests that wait until no process of the topic is starting.
         self._settling: list[Then] = []
         self._host: HostProcess | None = None  # the shared host in which its processes run, if any
-        self._host_ends = 0  # see `placement.py`
-        self._needs_own = False  # it has ended a shared host
+        self._past = Past()
         self.load = Load(site.options.busy_at)
         self._is_busy = False  # it was moved to processes of its own
         self._is_moving = False  # its processes stop, because it moves
@@ -422,7 +421,7 @@ class TopicGroup(TopicProcesses):
         self._host = None
         self.load.forget()
         if self._may_share():
-            self._host = self._processes.place(title, 1 + len(self.channels), self._host_ends)
+            self._host = self._processes.place(title, self.size, self._past.ends)
         self.topic = self._processes.start(
             ChildSpec(numbers[0], "topic", title, start), self, self._host
         )
@@ -436,7 +435,7 @@ class TopicGroup(TopicProcesses):
         own = self._own_process()
         if own == "busy" and (self._is_busy or not self._can_move()):
             return False
-        return own != "always" and not self._needs_own
+        return own != "always" and not self._past.is_cause
 
     def _forget_ephemeral(self) -> None:
         """Drop the ephemeral channels, whose rows ended with the topic's process.
@@ -593,7 +592,8 @@ class TopicGroup(TopicProcesses):
         channel = channel_of(child.spec.start)
         self.stir()
         self.load.ended(child.spec.key)
-        self._needs_own = self._needs_own or (child.hangs and self._host is not None)
+        if child.hangs and self._host is not None:
+            self._past.add(time.monotonic_ns(), is_cause=True)
         if child is self.topic:
             self._site.channels_changed = True
         if self.state is GroupState.DOZING and not (child is self.topic and child.failure):
@@ -641,10 +641,9 @@ class TopicGroup(TopicProcesses):
         if self._host is None:
             return
         is_cause = any(child.explains_end for child in self.processes())
-        if is_cause:
-            self._needs_own = True
-        elif not self._host.is_explained:
-            self._host_ends += 1
+        if is_cause or not self._host.is_explained:
+            passes = self.cause is None or not self.cause.is_out_of_files
+            self._past.add(time.monotonic_ns(), is_cause=is_cause, passes=passes)
         self._is_victim = not is_cause
 
     def fail(self, text: str, *, out_of_files: bool = False) -> None:
@@ -949,20 +948,12 @@ class TopicGroup(TopicProcesses):
         site, now = self._site, time.monotonic_ns()
         if site.mover is self and not self._holding and not self._is_moving and self.settled():
             site.mover = None
-        if self.state is not GroupState.UP:
+        if now < self._move_ns or site.mover is not None or not self._is_misplaced(now):
             return
-        own, has_room = self._own_process(), self._has_room()
-        if self._host is not None:
-            is_busy = own == "always" or (own == "busy" and (self.load.is_busy or not has_room))
-            wants = is_busy or self._host.is_left
-        else:
-            is_busy = False
-            wants = own != "always" and has_room
-            if own == "busy":
-                wants = wants and self.load.is_quiet(site.options.share_after_s, now)
-        if not wants or now < self._move_ns or site.mover is not None or self._needs_own:
-            return
-        if not self._may_move():
+        is_busy = self._is_too_busy()
+        if not self._may_move() or (is_busy and not self._processes.has_room(self.size)):
+            if is_busy:
+                self._stay(is_busy=True)
             return
         site.mover, self._is_busy = self, is_busy
         channels = [child for child in self.children() if child is not self.topic]
@@ -980,9 +971,32 @@ class TopicGroup(TopicProcesses):
         if not channels:
             self._move()
 
+    def _is_misplaced(self, now: int) -> bool:
+        """Return True if the topic should be in other processes."""
+        host, own = self._host, self._own_process()
+        if self.state is not GroupState.UP or (host is None and own == "always"):
+            return False
+        self._past.look(now)
+        if host is not None:
+            is_wrong = host.is_left or host.is_crowded or host.ends != self._past.ends
+            return is_wrong or self._is_too_busy()
+        is_quiet = own == "never" or self.load.is_quiet(self._site.options.share_after_s, now)
+        return is_quiet and self._has_room() and not self._past.is_cause
+
+    def _is_too_busy(self) -> bool:
+        """Return True if the topic should leave its shared host for processes of its own."""
+        own = self._own_process()
+        return self._host is not None and (own == "always" or (own == "busy" and self.load.is_busy))
+
+    @property
+    def size(self) -> int:
+        """The actors of the topic. While it starts, its channels may not be known yet."""
+        is_unknown = self.state is GroupState.STARTING and self.row.state != "new"
+        return 1 + (len(self.channels) or UNKNOWN_CHANNELS * is_unknown)
+
     def _has_room(self) -> bool:
         """Return True if the topic with all its channels has room in a shared host."""
-        return 1 + len(self.channels) <= room(self._host_ends)
+        return not self._past.ends or self.size <= room(self._past.ends)
 
     def _may_move(self) -> bool:
         """Return True if no client waits for the topic's processes, and all of them are up."""
@@ -1010,17 +1024,21 @@ class TopicGroup(TopicProcesses):
             self._move()
             return
         self._holding.clear()
-        pause_s = doubled(options.MOVE_AGAIN_S, self._moves_failed, options.MOVE_AGAIN_S_MAX)
-        self._moves_failed += 1
-        if self._host is not None and self._moves_failed >= options.MOVES_FAILED:
-            self._host.is_left = True
-        self._move_ns = time.monotonic_ns() + int(pause_s * 1e9)
+        self._stay(is_busy=self._is_busy)
         self._site.mover = None
         for child in self.children():
             if child.spec.key in self._held:
                 self._site.send_order(
                     child, lambda request: p.Hold(request, is_over=True), lambda *_: None
                 )
+
+    def _stay(self, *, is_busy: bool) -> None:
+        """Try to move again later. After a few tries, the neighbours of a busy topic leave."""
+        pause_s = doubled(options.MOVE_AGAIN_S, self._moves_failed, options.MOVE_AGAIN_S_MAX)
+        self._moves_failed += 1
+        if is_busy and self._host is not None and self._moves_failed >= options.MOVES_FAILED:
+            self._host.is_left = True
+        self._move_ns = time.monotonic_ns() + int(pause_s * 1e9)
 
     def _move(self) -> None:
         log.debug(

@@ -21,7 +21,7 @@ export function processesPage({ model, query, signal }) {
   const bucket = bucketPanel();
   const table = new Table({ label: "Processes", columns: columns(), id: (one) => `${one.name} ${one.kind}`, words: (one) => `${one.name} ${one.kind} ${one.pid} ${one.state}`, sort: ["memory_bytes", -1], query, empty: empty("No processes to show", "") });
   show(table.element, false);
-  const tell = () => setText(number, table.shown === table.size ? plural(table.size, "process", "processes") : `${table.shown} of ${plural(table.size, "process", "processes")}`);
+  const tell = () => setText(number, table.shown === table.size ? plural(table.size, "row", "rows") : `${table.shown} of ${plural(table.size, "row", "rows")}`);
   const element = h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Processes"), filterField(() => table, "Filter processes", tell), number),
     failed, h("section.panel", { "aria-label": "All together" }, figures.element), bucket.element, h("section.panel", { "aria-label": "Processes" }, waiting, table.element));
   void every(4000, () => asked(failed, signal, async () => {
@@ -31,7 +31,7 @@ export function processesPage({ model, query, signal }) {
     bucket.update(found.bucket);
     tell();
     const restarts = found.processes.reduce((sum, one) => sum + (one.restarts ?? 0), 0);
-    figures.set("count", count(found.processes.length));
+    figures.set("count", count(new Set(found.processes.map((one) => one.pid)).size));
     figures.set("memory", bytes(found.memory_bytes));
     figures.set("restarts", count(restarts), { state: restarts ? "warn" : "" });
   }, waiting), signal);

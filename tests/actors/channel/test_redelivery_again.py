@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.actors.conftest import ChannelHarness
 from zsq.actors.channel.redelivery import Redelivery, Suspects
+from zsq.actors.channel.supply import back_over_unbegun
 from zsq.transport.settings import ChannelSettings
 
 if TYPE_CHECKING:
@@ -57,8 +58,33 @@ def test_a_clean_restart_uses_no_attempt(harness: ChannelHarness, *, reports: bo
         assert rows[0] == (0, 4, 1, 0)
 
 
+def test_what_no_handler_has_begun_comes_before_newer_messages_after_a_restart() -> None:
+    holes: list[Hole] = [(0, 1, 0, 0), (4, 3, 0, 0), (7, 5, 0, 0), (12, 8, 0, 0)]
+    harness = ChannelHarness(20, holes)
+    harness.end = 0
+    harness.join(A, 100)
+    harness.come(30)
+    rows = {hole[0]: hole for hole in holes}
+    save(harness, rows)
+    assert rows == {0: (0, 1, 0, 0)}
+    assert harness.told(harness.send()) == [("a", ((0, 1, 1),)), ("a", ((4, 26, 1),))]
+
+
+@pytest.mark.parametrize(
+    ("holes", "cursor"),
+    [
+        ([(4, 6, 1, 0)], 10),  # a handler has begun these
+        ([(4, 6, 0, 99)], 10),  # these are deferred
+        ([(4, 5, 0, 0)], 10),  # a later one is finished
+        ([(2, 2, 0, 0), (4, 3, 1, 0), (7, 3, 0, 0)], 7),
+    ],
+)
+def test_the_cursor_goes_back_over_unbegun_messages_only(holes: list[Hole], cursor: int) -> None:
+    assert back_over_unbegun(10, holes) == cursor
+
+
 def test_a_start_writes_nothing(harness: ChannelHarness) -> None:
-    harness = ChannelHarness(1_000_000, [(0, 1_000_000, 0, 0)])
+    harness = ChannelHarness(1_000_001, [(0, 1_000_000, 0, 0)])
     harness.join(A, 6)
     assert harness.commit().holes_put == ()
     harness.channel.supply.shelve(harness.block_at(0, 20))
@@ -68,7 +94,7 @@ def test_a_start_writes_nothing(harness: ChannelHarness) -> None:
 
 @pytest.mark.parametrize("committed", [False, True])
 def test_fewer_attempts_hold_for_what_waits(committed: bool) -> None:
-    harness = ChannelHarness(4, [(0, 2, 1, 0), (2, 2, 0, 0)])
+    harness = ChannelHarness(5, [(0, 2, 1, 0), (2, 2, 0, 0)])
     rows: dict[int, Hole] = {0: (0, 2, 1, 0)}
     harness.join(A, 10)
     harness.channel.changes()

@@ -12,6 +12,7 @@ from zsq.actors.runtime.placement import (
     ROOM,
     HostLoad,
     Load,
+    Past,
     free_number,
     place,
     room,
@@ -29,7 +30,8 @@ S = 1_000_000_000
         ([HostLoad(1, ROOM - 3, 0)], 3, 0, 1),
         ([HostLoad(1, ROOM - 2, 0)], 3, 0, NEW),
         ([HostLoad(1, 0, 0)], ROOM, 0, 1),
-        ([HostLoad(1, 0, 0)], ROOM + 1, 0, None),
+        ([HostLoad(1, 0, 0)], ROOM + 1, 0, NEW),  # alone
+        ([], 33, 1, None),
         ([HostLoad(1, 5, 0, is_left=True)], 3, 0, NEW),
         ([HostLoad(1, 5, 0)], 3, 1, NEW),  # its host ended, so it shares with fewer
         ([HostLoad(1, 5, 1)], 3, 1, 1),
@@ -56,11 +58,28 @@ def test_hosts_never_have_more_actors_than_room(sizes: list[int]) -> None:
         if number == NEW:
             number = free_number(loads)
             assert number not in hosts
-        if number is None:
-            assert actors > ROOM
-        else:
-            hosts[number] = hosts.get(number, 0) + actors
-    assert all(count <= ROOM for count in hosts.values())
+        assert number is not None
+        hosts[number] = hosts.get(number, 0) + actors
+    alone = {actors for actors in sizes if actors > ROOM}
+    assert all(count <= ROOM or count in alone for count in hosts.values())
+
+
+def test_ends_are_forgotten_an_hour_after_the_last_one() -> None:
+    past = Past()
+    past.add(S, is_cause=False)
+    past.add(10 * S, is_cause=True)
+    past.look(3_609 * S)
+    assert (past.ends, past.is_cause) == (1, True)
+    past.look(3_610 * S)
+    assert (past.ends, past.is_cause) == (0, False)
+
+
+def test_an_end_whose_cause_does_not_pass_is_not_forgotten() -> None:
+    past = Past()
+    past.add(S, is_cause=False, passes=False)
+    past.add(2 * S, is_cause=False)
+    past.look(1_000_000 * S)
+    assert past.ends == 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from tests.support.group import Broker, a_channel
-from zsq.actors.runtime.process_table import Child
+from zsq.actors.runtime.process_table import Child, HostProcess
 from zsq.actors.statistics import overview
 from zsq.actors.statistics.broker_view import ChannelProcess
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS, Overview
@@ -200,7 +200,18 @@ def test_processes_and_alarms_are_included_only_if_requested(harness: OverviewHa
         "topic",
         "channel",
     ]
-    assert found["broker"]["processes"] == 4
+    assert found["broker"]["processes"] == 2
+
+
+def test_the_actors_of_a_shared_process_count_as_one_process(harness: OverviewHarness) -> None:
+    host = HostProcess(1, cast("Any", None), 1)
+    for child in harness.broker.children.values():
+        child.host = host
+    harness.broker.table.hosts = {host}
+    found = harness.ask(processes=True)
+    kinds = [row["kind"] for row in found["processes"]]
+    assert kinds == ["supervisor", "forkserver", "host", "topic", "channel"]
+    assert found["broker"]["processes"] == 3
 
 
 @pytest.mark.parametrize(

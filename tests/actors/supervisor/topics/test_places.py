@@ -63,7 +63,8 @@ class Place(Broker):
 
     def place(self, title: str, actors: int, ends: int) -> HostProcess | None:
         self.placed.append((actors, ends))
-        return self.host if actors <= room(ends) else None
+        self.host.ends = ends
+        return self.host if actors <= room(ends) or not ends else None
 
     def start(self, spec: Any, owner: Any = None, host: Any = None) -> Child:
         child = super().start(spec, owner, host)
@@ -159,7 +160,7 @@ def test_a_quiet_topic_that_may_share_with_no_other_keeps_its_own_processes(
     assert place.sent == []
 
 
-def test_a_topic_with_more_channels_than_a_shared_host_has_room_for_moves_out_and_stays(
+def test_a_topic_with_more_channels_than_a_crowded_host_has_room_for_moves_to_another_one(
     place: Place,
 ) -> None:
     names = [*"ab", *(f"c{number}" for number in range(ROOM))]
@@ -168,10 +169,14 @@ def test_a_topic_with_more_channels_than_a_shared_host_has_room_for_moves_out_an
         channel.data = {"settings": {}}
         place.group.channels[name] = ChannelProcess(channel)
     place.work(0.0)
+    assert place.sent == []
+    place.host.is_crowded = True
+    place.work(0.0)
     place.answer()
     for name in [*names, ""]:
         place.gone(place.group.child(name))
-    assert place.placed == []
+    assert place.placed == [(ROOM + 3, 0)]
+    place.host.is_crowded = False
     place.time_for = 1_000
     place.come_up(names)
     for _ in range(100):
@@ -308,6 +313,53 @@ def test_a_topic_stays_for_a_backup_for_a_trouble_and_for_an_order(place: Place,
     topic.stats, place.in_debt = {"storage": storage}, set()
     place.work(0.5)
     assert [order.is_over for _, order, _ in place.sent] == [False, False]
+
+
+def test_the_neighbours_leave_a_busy_topic_that_may_not_move(place: Place) -> None:
+    """There is no room for its own processes."""
+    place.room_for = 2
+    for _ in range(4):
+        assert not place.host.is_left
+        place.work(0.5)
+    assert place.host.is_left
+    assert place.sent == []
+    place.host.is_left, place.room_for = False, 3
+    place.clock.now += 60 * S
+    place.work(0.5)
+    assert [order.is_over for _, order, _ in place.sent] == [False, False]
+
+
+def test_a_topic_shares_with_many_again_an_hour_after_the_last_end_of_its_host(
+    place: Place,
+) -> None:
+    place.restart()
+    assert place.placed == [(3, 1)]
+    place.placed.clear()
+    for _ in range(3_599):
+        place.work(0.0)
+        assert place.sent == []
+    place.work(0.0)
+    place.answer()
+    place.all_gone()
+    assert place.placed == [(3, 0)]
+
+
+def test_a_topic_leaves_a_crowded_host_even_if_none_has_own_processes(place: Place) -> None:
+    place.options.own_process = "never"
+    place.work(0.5)
+    assert place.sent == []
+    place.host.is_crowded = True
+    place.work(0.5)
+    place.answer()
+    place.all_gone()
+    assert place.placed == [(3, 0)]
+
+
+def test_a_topic_with_unknown_channels_takes_the_room_of_several(place: Place) -> None:
+    place.group.row = replace(place.group.row, state="live")
+    place.group.channels.clear()
+    place.restart()
+    assert place.placed == [(4, 1)]
 
 
 @pytest.mark.parametrize("what", ["ephemeral channel", "in memory"])
