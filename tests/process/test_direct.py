@@ -222,3 +222,22 @@ def test_a_topic_that_is_killed_is_found_again_without_the_gateway(own_broker: B
             assert producer.publish("t", b"after").wait() == 1
         finally:
             os.kill(gateway[0], signal.SIGCONT)
+
+
+@pytest.mark.parametrize("way", ["relative", "link"])
+def test_a_client_may_name_the_run_directory_by_another_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A relative path, a symbolic link, or another mount point of a volume in a container."""
+    with Broker(tmp_path / "data") as broker:
+        run = Path(broker.ipc.removeprefix("ipc://"))
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "link").symlink_to(run)
+        path = os.path.relpath(run) if way == "relative" else str(tmp_path / "link")
+        url = f"ipc://{path}"
+        with zsq.Producer(url, timeout=20) as producer:
+            producer.publish("clicks", b"hello")
+        with zsq.Consumer("clicks", "c", url=url) as consumer:
+            message = consumer.receive(20)
+            assert message is not None
+            message.finish()

@@ -198,10 +198,15 @@ def _is_private(state: os.stat_result) -> bool:
     return state.st_uid == os.geteuid() and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def is_beside(endpoint: str, supervisor: str) -> bool:
-    """Return True if this endpoint lies in the same run directory as that of the supervisor."""
-    folder, _, name = endpoint.rpartition("/")
-    return bool(name) and name not in (".", "..") and folder == supervisor.rpartition("/")[0]
+def beside(endpoint: str, supervisor: str) -> str:
+    """Return the endpoint of this file name in the run directory of the supervisor, or "".
+
+    Only the file name counts, because the client may see the directory at another path than the
+    broker: a relative one, one through a link, or a volume of a container.
+    """
+    name = endpoint.rpartition("/")[2]
+    is_good = endpoint.startswith("ipc:///") and name not in ("", ".", "..")
+    return f"{supervisor.rpartition('/')[0]}/{name}" if is_good else ""
 
 
 def direct_address(opened: Mapping[str, object]) -> Address | None:

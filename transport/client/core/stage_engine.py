@@ -174,8 +174,8 @@ class StageEngine(Engine):
             return
         opened = self.link.opened
         if self.link.address.direct:
-            endpoint, route = str(opened.get("push")), LOCAL_ROUTE
-            is_good = self.link.is_beside(endpoint)
+            endpoint, route = self.link.beside(str(opened.get("push"))), LOCAL_ROUTE
+            is_good = bool(endpoint)
         else:
             port, route = opened.get("push_port"), opened.get("route", b"")
             is_good = type(port) is int and 0 < port < 65536 and type(route) is bytes
@@ -183,7 +183,8 @@ class StageEngine(Engine):
             if isinstance(port, int):
                 endpoint = tcp_endpoint(self.link.places.host, port)
         if not is_good:
-            raise UsageError(E_BAD_COMMAND, f"the broker names {endpoint[:200]!r} for pushes")
+            named = endpoint or str(opened.get("push"))
+            raise UsageError(E_BAD_COMMAND, f"the broker names {named[:200]!r} for pushes")
         try:
             self._push = sockets.make_push(endpoint, self.link.given.credentials)
         except zmq.ZMQError as error:

@@ -52,7 +52,7 @@ from ...names import is_channel_missing, part_of
 from ...resolver import NotResolved, late
 from ...system import why_no_file
 from ...wire import sockets
-from ...wire.address import Address, Space, Target, is_beside, space_of
+from ...wire.address import Address, Space, Target, beside, space_of
 from ...wire.addresses import NOT_PRIMARY, Rotation
 from ...wire.codec import encode, frames_blocks
 from ...wire.handshake import HANDSHAKE_EVENTS, suspicion, verdict
@@ -522,9 +522,9 @@ class Link:
         """The space of the broker at the other end."""
         return Space.MACHINE if self.address.direct else space_of(self.places.host)
 
-    def is_beside(self, endpoint: str) -> bool:
-        """Return True if this endpoint lies in the run directory, over ipc."""
-        return is_beside(endpoint, self._attempt.supervisor)
+    def beside(self, endpoint: str) -> str:
+        """Return the endpoint of this file name in the run directory, over ipc, or ""."""
+        return beside(endpoint, self._attempt.supervisor)
 
     @property
     def astray(self) -> bool:
@@ -671,12 +671,13 @@ class Link:
     def _on_found(self, message: Done, now_ns: int) -> None:
         """Go to the target, because the supervisor or the gateway has said where it is."""
         if self.state is _S.LOOKING:
-            endpoint = message.data.get(self.target.kind)
-            if not isinstance(endpoint, str) or not endpoint:
+            named = message.data.get(self.target.kind)
+            if not isinstance(named, str) or not named:
                 self._die(now_ns, f"the supervisor does not know the address of {self.target}")
                 return
-            if not self.is_beside(endpoint):
-                text = f"the supervisor names {endpoint[:200]!r}, which is not in its run directory"
+            endpoint = self.beside(named)
+            if not endpoint:
+                text = f"the supervisor names {named[:200]!r}, which is not in its run directory"
                 raise UsageError(E_BAD_COMMAND, text)
             self.opened, self.left = message.data, False
             self._disconnect()
