@@ -183,6 +183,11 @@ class ProcessFiles(Files):
         self._files.rename(old, new)
         self._disk.world.pause(1_000, 60_000)
 
+    def link(self, old: str, new: str) -> None:
+        self._check_space()
+        self._disk.world.pause(1_000, 60_000)
+        self._files.link(old, new)
+
     def remove(self, path: str) -> None:
         self._disk.world.pause(1_000, 60_000)
         self._files.remove(path)
