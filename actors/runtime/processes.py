@@ -205,7 +205,7 @@ class Processes:
         """Ask a child to end. It is killed if it does not end within its time.
 
         A child that starts is killed at once. In a shared host, this would end its neighbours, so
-        there it is asked when it has started.
+        there it is asked when it has started. It is killed as soon as no neighbour is up.
         """
         if child.told_to_stop:
             return
@@ -281,6 +281,8 @@ class Processes:
                         child.pid,
                         child.spec.stop_timeout_s,
                     )
+            if child is not None and child.host is not None and _only_starts(child.host):
+                self.kill(child)
             if now > deadline:
                 del self._stop_deadlines[key]
                 if child is not None and not (child.host is not None and child.host.is_killed):
@@ -301,3 +303,10 @@ class Processes:
                     options.START_TIMEOUT_S,
                 )
                 self.kill_hanging(child)
+
+
+def _only_starts(host: HostProcess) -> bool:
+    """Return True if all actors of this host start, and are to stop."""
+    return not host.is_killed and all(
+        child.told_to_stop and not child.envelope for child in host.children.values()
+    )

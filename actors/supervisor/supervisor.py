@@ -448,7 +448,7 @@ class Supervisor:
             and child.spec.kind == "topic"
             and not child.told_to_stop
         )
-        for host, count in topics.items():
+        for host, count in topics.items() if not self.state.stopping else ():
             log.warning(
                 "shared process %s (pid %d) ended; its topics (%d) start again",
                 host.title,
