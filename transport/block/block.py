@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 from operator import sub
 from typing import Any, Final
@@ -125,6 +126,18 @@ PIECE_BYTES: Final = 8 * 1024
 
 Smaller pieces make the first check slower. Larger pieces make all other checks slower.
 """
+EVEN_COUNT_MIN: Final = 16
+"""The fewest values of a column whose offsets are taken from `even_offsets`."""
+
+
+@lru_cache(maxsize=16)
+def even_offsets(first: int, size: int, count: int) -> bytes:
+    """Return the offsets of `count` values that have the same size.
+
+    Messages of equal sizes are usual (records, fixed rows), and their blocks have equal offsets.
+    The offsets of a block are compared with these bytes as a whole, instead of one by one.
+    """
+    return struct.pack(f"<{count + 1}i", *range(first, first + size * count + 1, size))
 
 
 @record
@@ -146,26 +159,32 @@ class Column(Record):
         first = self.offsets[0]
         return bytes(self.data[self.offsets[index] - first : self.offsets[index + 1] - first])
 
+    def even_size(self) -> int:
+        """Return the size of each value if there are many and all have the same size, else 0."""
+        count = len(self.offsets) - 1
+        first = self.offsets[0]
+        size = self.offsets[1] - first
+        is_even = (
+            count >= EVEN_COUNT_MIN
+            and size > 0
+            and size * count == len(self.data)
+            and self.offsets.tobytes() == even_offsets(first, size, count)
+        )
+        return size if is_even else 0
+
     def values(self) -> list[bytes | None]:
         """Return all values.
 
-        `struct` cuts values of equal sizes (records, fixed rows) in one call. This takes 45 instead
-        of 110 microseconds for a thousand values.
+        `struct` cuts values of equal sizes in one call. This takes 20 instead of 110 microseconds
+        for a thousand values.
         """
-        data = bytes(self.data)
-        ends = self.offsets.tolist()
-        count = len(ends) - 1
-        first = ends[0]
-        size = ends[1] - first
         values: list[bytes | None]
-        if (
-            size
-            and size * count == len(data)
-            and ends == list(range(first, first + size * count + 1, size))
-        ):
-            values = list(struct.unpack(f"{size}s" * count, data))
+        if size := self.even_size():
+            values = list(struct.unpack(f"{size}s" * (len(self.offsets) - 1), self.data))
         else:
-            if first:
+            data = bytes(self.data)
+            ends = self.offsets.tolist()
+            if first := ends[0]:
                 ends = [end - first for end in ends]
             values = [data[start:stop] for start, stop in pairwise(ends)]
         if self.validity is not None:
@@ -355,15 +374,17 @@ def check_block(block: Block, limits: Limits | None = None) -> None:
     ):
         if column is None:
             continue
-        ends = column.offsets.tolist()
-        if ends != sorted(ends):
-            raise UsageError(E_BAD_BLOCK, f"the offsets of the {caption} column do not ascend")
-        if len(column.data) > size_max:
-            largest = max(map(sub, ends[1:], ends))
-            if largest > size_max:
-                raise UsageError(
-                    E_TOO_BIG, f"{caption} of {largest} bytes is over the limit of {size_max} bytes"
-                )
+        largest = column.even_size()
+        if not largest:
+            ends = column.offsets.tolist()
+            if ends != sorted(ends):
+                raise UsageError(E_BAD_BLOCK, f"the offsets of the {caption} column do not ascend")
+            if len(column.data) > size_max:
+                largest = max(map(sub, ends[1:], ends))
+        if largest > size_max:
+            raise UsageError(
+                E_TOO_BIG, f"{caption} of {largest} bytes is over the limit of {size_max} bytes"
+            )
 
 
 def open_block(header: Buffer, payload: Any, columns: memoryview | None = None) -> Block:
@@ -551,14 +572,18 @@ def _pack_column(pieces: list[Any], values: Sequence[Any], size_max: int, captio
     except TypeError as error:
         # `join` finds text among the values, and raises a TypeError.
         raise UsageError(E_BAD_BLOCK, f"a {caption} must be bytes: {error}") from None
-    largest = max(sizes)
+    count, size = len(sizes), sizes[0]
+    is_even = 0 < size == sizes[-1] and EVEN_COUNT_MIN <= count == sizes.count(size)
+    largest = size if is_even else max(sizes)
     if largest > size_max:
         raise UsageError(
             E_TOO_BIG, f"{caption} of {largest} bytes is over the limit of {size_max} bytes"
         )
-    ends = list(accumulate(sizes, initial=0))
+    ends: Sequence[int] = (
+        range(0, size * count + 1, size) if is_even else list(accumulate(sizes, initial=0))
+    )
     try:
-        offsets = struct.pack(f"<{len(ends)}i", *ends)
+        offsets = even_offsets(0, size, count) if is_even else struct.pack(f"<{len(ends)}i", *ends)
     except struct.error:  # the size does not fit in 32 bits
         text = (
             f"a column of {ends[-1]} bytes is over the limit of a block, {BLOCK_BYTES_MAX} "

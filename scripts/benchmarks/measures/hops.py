@@ -4,7 +4,8 @@ sizes at full speed, or for messages that come alone.
 Processor time is the kernel's (`schedstat`, nanoseconds), so it counts what a thread does, not what
 it waits for. A wake-up ends a wait for a socket, for a disk, or for a lock that another thread
 holds: it is a voluntary context switch. The sum over all processes, divided by the cores, limits
-the rate at full speed. Messages that come alone find cold caches after each wake-up, so they cost
+the rate at full speed. The steps of a block are also measured alone, and so are plain sockets that
+move the same bytes. Messages that come alone find cold caches after each wake-up, so they cost
 several times as much.
 """
 
@@ -22,6 +23,8 @@ from zsq.transport.client.blocking.client import Admin
 from ..harness.crew import Crew
 from ..harness.loads import Shape, Start, consume, publish
 from ..harness.report import Report
+from ..peers.raw_sockets import raw_costs
+from .block_steps import step_costs
 from .single import publish_stamps, receive_stamps
 from .throughput import temporary_topic
 
@@ -92,6 +95,19 @@ def _one(broker: LocalBroker, report: Report, topic: str, shape: Shape, rate: fl
     report.add(f"{name}: all", "us CPU/block", total_seconds / shape.blocks * 1e6)
     report.add(f"{name}: all, woken", "times/block", total_wakes / shape.blocks)
     report.add(f"{name}: all, a message", "ns CPU/message", total_seconds / shape.messages * 1e9)
+    if not rate:
+        _floor(broker, report, name, shape)
+
+
+def _floor(broker: LocalBroker, report: Report, name: str, shape: Shape) -> None:
+    """Measure the steps alone, and what plain sockets take to move the same bytes."""
+    ns = "ns CPU/message"
+    for step, seconds in step_costs(shape, broker.folder).items():
+        report.add(f"{name}: step alone: {step}", ns, seconds / shape.block * 1e9)
+    costs = raw_costs(shape, broker.folder)
+    for kind in KINDS:
+        report.add(f"{name}: plain sockets: {kind}", ns, costs[kind] / shape.block * 1e9)
+    report.add(f"{name}: plain sockets: all", ns, sum(costs.values()) / shape.block * 1e9)
 
 
 def _costed(start: Start, work: Callable[..., Any], *arguments: Any) -> tuple[Any, Costs]:

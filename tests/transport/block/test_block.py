@@ -231,6 +231,25 @@ def test_offsets_that_go_backwards_are_refused() -> None:
         )
 
 
+def test_one_wrong_offset_among_messages_of_equal_sizes_is_refused() -> None:
+    block = pack([b"%04d" % number for number in range(50)])
+    assert block.body.even_size() == 4
+    for index, value in ((1, 9), (20, 75), (20, 85), (49, 191), (50, 192)):
+        change = partial(write_int, position=4 * index, value=value)
+        assert refused(forged(block, change)) == E_BAD_BLOCK
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 59), st.integers(0, 9))
+def test_messages_of_nearly_equal_sizes_are_read_back_unchanged(
+    count: int, size: int, index: int, other: int
+) -> None:
+    bodies = [bytes([number]) * size for number in range(count)]
+    bodies[index % count] = bytes([99]) * other
+    block = travelled(pack(bodies))
+    assert block.body.values() == bodies
+    assert cut(block, count // 3, count).body.values() == bodies[count // 3 :]
+
+
 @pytest.mark.parametrize("value", [13, 2**31 - 1, -1, -(2**31), 100])
 def test_offsets_that_leave_the_block_are_refused(value: int) -> None:
     block = pack([b"abcd", b"efgh"], keys=[b"k", b"l"])
@@ -300,6 +319,7 @@ def test_a_message_or_key_over_its_limit_is_refused() -> None:
     wide = Limits(2 * MESSAGE_BYTES_MAX, 2 * KEY_BYTES_MAX)
     for bodies, keys, what in (
         ([b"x" * (MESSAGE_BYTES_MAX + 1)], None, "message"),
+        ([b"x"] * 20, [b"k" * (KEY_BYTES_MAX + 1)] * 20, "key"),
         ([b"x"], [b"k" * (KEY_BYTES_MAX + 1)], "key"),
     ):
         with pytest.raises(UsageError, match=what) as error:

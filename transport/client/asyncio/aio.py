@@ -20,7 +20,7 @@ from ...system import woken_by_signals
 from ...wire.codec import HeaderValue
 from ..blocking.producer import Pending, ProducerBase, ReceiptView
 from ..core.message import Delay, Fetched
-from ..core.packing import largest_of, one_block
+from ..core.packing import one_block
 from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine
 from ..core.publish_arguments import Text, as_attributes, as_body, as_delay_ms
 from ..core.reading import Archive, Measured
@@ -139,8 +139,8 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
         `zsq.Producer.publish_many`.
         """
         delay_ms = as_delay_ms(delay)
-        if (largest := largest_of(bodies)) > MESSAGE_BYTES_MAX:
-            await self._check_size(topic, largest)
+        if size := self._drive().engine.size_to_check(topic, bodies):
+            await self._check_size(topic, size)
         steps = self._drive().engine.push_many(
             topic,
             bodies,

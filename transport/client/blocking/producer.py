@@ -15,7 +15,7 @@ from ...wire.codec import HeaderValue
 from ...wire.credentials import KeyFile
 from ...wire.protocol import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
 from ..core.message import Delay
-from ..core.packing import largest_of, one_block
+from ..core.packing import one_block
 from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine, flat
 from ..core.producer_session import PendingBlock
 from ..core.publish_arguments import Text, as_attributes, as_body, as_delay_ms
@@ -424,8 +424,8 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
         message fails. The error then says how many of the messages failed.
         """
         delay_ms = as_delay_ms(delay)
-        if (largest := largest_of(bodies)) > MESSAGE_BYTES_MAX:
-            self._check_size(topic, largest)
+        if size := self._drive().engine.size_to_check(topic, bodies):
+            self._check_size(topic, size)
         steps = self._drive().engine.push_many(
             topic,
             bodies,

@@ -6,10 +6,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ...block.block import BLOCK_COUNT_MAX, KEY_BYTES_MAX, LARGEST, Block, pack
+from ...block.block import (
+    BLOCK_COUNT_MAX,
+    KEY_BYTES_MAX,
+    MESSAGE_BYTES_LARGEST,
+    Block,
+    Limits,
+    pack,
+)
 from ...errors import E_BAD_ARGUMENT, E_TOO_BIG, UsageError
 from ...wire.dead_letter import with_address
-from .publish_arguments import Attributes, Text, as_body, as_headers, as_tag, as_text
+from .publish_arguments import Attributes, Text, as_body, as_headers, as_tag, as_text, too_big
 
 BATCH_BYTES_MAX: Final = 5 * 1024 * 1024  # the approximate limit for the bodies in one block
 Column = list[bytes | None] | None
@@ -24,6 +31,7 @@ def pack_many(
     *,
     key: Text = None,
     tag: Text = None,
+    size_max: int = MESSAGE_BYTES_LARGEST,
 ) -> Iterator[Block]:
     """Pack messages into blocks of at most 10,000 messages and about 5 MiB, in order.
 
@@ -31,6 +39,7 @@ def pack_many(
 
     - `time_ns`: The time of the messages, if it is not the time at which they are stored.
     - `key`, `tag`: A value for all messages. `headers` may be one map for all, too.
+    - `size_max`: The limit for the bytes of a body.
     """
     if isinstance(bodies, bytes | bytearray | memoryview | str):
         kind = type(bodies).__name__
@@ -42,7 +51,7 @@ def pack_many(
     count = len(bodies)
     if not count:
         raise UsageError(E_BAD_ARGUMENT, "publish_many needs at least one message")
-    columns: dict[str, Column] = {
+    columns: dict[str, Any] = {
         "keys": _column(
             key, keys, count, "key", lambda value: as_text(value, KEY_BYTES_MAX, "key")
         ),
@@ -60,13 +69,15 @@ def pack_many(
     # The messages of most calls fit into one block, and packing checks sizes and types anyway. So
     # they are examined one by one only if they do not fit.
     try:
-        block = packed(bodies, time_ns, **columns)
+        block = packed(bodies, time_ns, **columns, size_max=size_max)
         if count == 1 or block.length <= BATCH_BYTES_MAX:
             return iter((block,))
     except UsageError as error:
         if error.code != E_TOO_BIG or count == 1:
             raise
     bodies = [as_body(body) for body in bodies]
+    if (largest := largest_of(bodies)) > size_max:
+        raise too_big(largest, size_max)
     spans = list(_spans(bodies, columns))
     if len(spans) == 1 and spans[0] == (0, count):
         return iter((packed(bodies, time_ns, **columns),))
@@ -111,11 +122,17 @@ def packed(
     keys: Any = None,
     tags: Any = None,
     headers: Any = None,
+    *,
+    size_max: int = MESSAGE_BYTES_LARGEST,
 ) -> Block:
-    """Pack values that are already bytes into a block. `time_ns`: the time of the messages."""
+    """Pack values that are already bytes into a block.
+
+    `time_ns`: the time of the messages. `size_max`: the limit for the bytes of a body.
+    """
     times = None if time_ns is None else [time_ns] * len(bodies)
+    limits = Limits(size_max)
     return with_address(
-        pack(bodies, keys=keys, tags=tags, headers=headers, times=times, limits=LARGEST), headers
+        pack(bodies, keys=keys, tags=tags, headers=headers, times=times, limits=limits), headers
     )
 
 

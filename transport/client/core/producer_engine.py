@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Final
 
-from ...block.block import BLOCK_COUNT_MAX, Block
+from ...block.block import BLOCK_COUNT_MAX, MESSAGE_BYTES_LARGEST, MESSAGE_BYTES_MAX, Block
 from ...errors import E_TIMEOUT, BrokerUnreachable, ZsqError, advice, from_wire
 from ...wire.address import Address
 from ...wire.addresses import Addresses
@@ -140,14 +140,10 @@ class ProducerEngine(Lanes):
         """
         columns: dict[str, Any] = {
             "keys": keys, "tags": tags, "headers": headers, "key": key, "tag": tag,
-            "time_ns": time.time_ns() if delay_ms else None,
+            "time_ns": time.time_ns() if delay_ms else None, "size_max": self._size_max(topic),
         }  # fmt: skip
         lane = self.lanes.get(topic)
         parts = None if lane is None else lane.parts
-        if lane is not None:
-            size, size_max = largest_of(bodies), (parts.any_lane() if parts else lane).size_max
-            if size > size_max:
-                raise too_big(size, size_max)
         if (
             parts is None
             or not isinstance(keys, list | tuple)
@@ -199,6 +195,23 @@ class ProducerEngine(Lanes):
         session = lane.session
         if not (yield (lambda: session.queue_bytes <= QUEUE_BYTES_MAX, deadline_of(timeout))):
             raise self.too_late(timeout, False)
+
+    def _size_max(self, topic: str) -> int:
+        """Return the broker's limit for a message, or the highest limit while it is unknown."""
+        lane = self.lanes.get(topic)
+        if lane is None:
+            return MESSAGE_BYTES_LARGEST
+        return (lane.parts.any_lane() if lane.parts else lane).size_max
+
+    def size_to_check(self, topic: str, bodies: Sequence[bytes]) -> int:
+        """Return the size that `check_size` must check before these messages are packed, or 0.
+
+        If the broker's limit is known, packing checks the sizes.
+        """
+        if self._size_max(topic) < MESSAGE_BYTES_LARGEST:
+            return 0
+        largest = largest_of(bodies)
+        return largest if largest > MESSAGE_BYTES_MAX else 0
 
     def check_size(self, topic: str, size: int, timeout: float | None) -> Steps[None]:
         """Check a message that is larger than the default limit of a broker.

@@ -13,9 +13,8 @@ import pytest
 
 import zsq
 import zsq.aio
-from zsq.transport.client.asyncio import aio
-from zsq.transport.client.blocking import producer
-from zsq.transport.client.core import producer_engine, publish_arguments
+from zsq.transport.block.block import MESSAGE_BYTES_LARGEST, MESSAGE_BYTES_MAX
+from zsq.transport.client.core import producer_engine
 from zsq.transport.errors import E_DISK_FULL
 from zsq.transport.wire import protocol as p
 
@@ -244,9 +243,7 @@ def test_a_body_over_the_largest_limit_is_refused_before_a_broker_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Below the largest possible limit, only the broker knows its own limit."""
-    monkeypatch.setattr(publish_arguments, "MESSAGE_BYTES_LARGEST", 20)
-    for module in (producer, aio):
-        monkeypatch.setattr(module, "MESSAGE_BYTES_MAX", 10)
+    large, too_large = MESSAGE_BYTES_MAX + 1, MESSAGE_BYTES_LARGEST + 1
     asked: list[tuple[str, int]] = []
 
     def check(_: Any, topic: str, size: int) -> None:
@@ -262,15 +259,15 @@ def test_a_body_over_the_largest_limit_is_refused_before_a_broker_is_asked(
 
     async def with_asyncio() -> None:
         async with zsq.aio.Producer(url) as publisher:
-            for refused, size in ((Asked, 11), (zsq.UsageError, 21)):
+            for refused, size in ((Asked, large), (zsq.UsageError, too_large)):
                 with pytest.raises(refused):
                     await publisher.publish("a", bytes(size))
             with pytest.raises(Asked):
-                await publisher.publish_many("b", [b"x", bytes(12)])
+                await publisher.publish_many("b", [b"x", bytes(large)])
 
     with zsq.Producer(url) as publisher:
-        for refused, size in ((Asked, 11), (zsq.UsageError, 21)):
+        for refused, size in ((Asked, large), (zsq.UsageError, too_large)):
             with pytest.raises(refused):
                 publisher.publish("c", bytes(size))
     asyncio.run(with_asyncio())
-    assert asked == [("c", 11), ("a", 11), ("b", 12)]
+    assert asked == [("c", large), ("a", large), ("b", large)]
