@@ -286,6 +286,7 @@ class TopicGroup(TopicProcesses):
         self.load = Load(site.options.busy_at)
         self._is_busy = False  # it was moved to processes of its own
         self._is_moving = False  # its processes stop, because it moves
+        self._knows_channels = row.state == "new"
         self._held: set[int] = set()  # the keys of the channels that got Hold
         self._holding: set[int] = set()  # those of them that must answer it
         self._hold_until_ns = 0  # then they go on by themselves
@@ -457,6 +458,7 @@ class TopicGroup(TopicProcesses):
                 self._registry.note_created(self.name)
             for name in child.data["channels"]:
                 self.channels.setdefault(name, ChannelProcess())
+            self._knows_channels = True
             self._site.names_changed = True
             self._tries = 0
             self._short_ns = 0
@@ -990,9 +992,8 @@ class TopicGroup(TopicProcesses):
 
     @property
     def size(self) -> int:
-        """The actors of the topic. While it starts, its channels may not be known yet."""
-        is_unknown = self.state is GroupState.STARTING and self.row.state != "new"
-        return 1 + (len(self.channels) or UNKNOWN_CHANNELS * is_unknown)
+        """The actors of the topic. Until it was up once, its channels may not be known."""
+        return 1 + (len(self.channels) or UNKNOWN_CHANNELS * (not self._knows_channels))
 
     def _has_room(self) -> bool:
         """Return True if the topic with all its channels has room in a shared host."""
@@ -1055,6 +1056,7 @@ class TopicGroup(TopicProcesses):
         with the last broker.
         """
         self._go("slept")
+        self._knows_channels = True
         self.topic = self._ended("topic", f"topic {self.name}", topic)
         for name, stats in channels.items():
             ended = self._ended("channel", f"channel {self.name}/{name}", stats)
