@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from .transport.client.blocking.range_reader import RangeReader
     from .transport.client.blocking.stage_writer import StageCommitter, StageWriter
+    from .transport.client.core.consumer_backoff import Backoff
     from .transport.errors import (
         BrokerUnreachable,
         CorruptBlock,
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Admin",
+    "Backoff",
     "Batch",
     "BrokerUnreachable",
     "Consumer",
@@ -69,6 +71,7 @@ _CLIENT: Final = dict.fromkeys(
 )
 # All other public names are exceptions of transport/errors.py.
 _HOMES: Final = _CLIENT | {
+    "Backoff": ".transport.client.core.consumer_backoff",
     "DiskQueue": ".storage.nsq.disk_queue",
     "RangeReader": ".transport.client.blocking.range_reader",
     "StageCommitter": ".transport.client.blocking.stage_writer",

@@ -12,6 +12,7 @@ from typing import Self
 from ...system import calls_on_signals
 from ...wire.protocol import DEAD
 from ..blocking.consumer import ConsumerBase
+from ..core.consumer_backoff import Backoff, backoff_of
 from ..core.consumer_session import EVERY
 from ..core.handling import Handling, OnDeleted
 from ..core.message import BatchView, Delay, MessageView, Reason, when_again
@@ -164,6 +165,7 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
         signals: bool = True,
         max_extension: float | timedelta | None = None,
         on_deleted: OnDeleted = "wait",
+        backoff: bool | Backoff = True,
     ) -> None:
         """Await `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
@@ -173,8 +175,11 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
         before a message is taken. See `zsq.Consumer.run`.
         """
         handling = Handling(handler, requeue_delay, on_error, awaits=True)
-        working = self._begin_run(concurrency, max_extension, on_deleted)
-        runner = Runner(handling, working, self.receive, self._stop_taking)
+        machine = backoff_of(backoff)
+        working = self._begin_run(concurrency, max_extension, on_deleted, machine)
+        runner = Runner(
+            handling, working, self.receive, self._stop_taking, machine, self._note_outcome
+        )
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
 
         async def work() -> None:

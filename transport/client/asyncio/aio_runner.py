@@ -14,13 +14,15 @@ import logging
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ...errors import UsageError
+from ..core.consumer_backoff import ConsumerBackoff, Outcome
 from ..core.extensions import Working
-from ..core.handling import Handling, Requeue, RunnerBase, raised_by_signal
+from ..core.handling import Handling, Requeue, RunnerBase, outcome_of, raised_by_signal
 
 log = logging.getLogger("zsq")
+_T = TypeVar("_T")
 
 
 class Runner(RunnerBase):
@@ -34,8 +36,10 @@ class Runner(RunnerBase):
         working: Working,
         take: Callable[[], Awaitable[Any]],
         stop: Callable[[], object],
+        backoff: ConsumerBackoff | None,
+        note: Callable[[int, Outcome], object],
     ) -> None:
-        super().__init__(handling, working, take, stop)
+        super().__init__(handling, working, take, stop, backoff, note)
         self._caller = asyncio.current_task()
         self._cancels = self._count_cancels()
 
@@ -63,12 +67,16 @@ class Runner(RunnerBase):
                     continue
                 if message is None:
                     return
-                if not self._working.goes_on(message):
-                    await _in_context(self.context.copy(), self.handle(message))
+                ticket = self._ticket
+                if self._working.goes_on(message):
+                    self._ended(ticket, Outcome.NEITHER)
+                else:
+                    outcome = await _in_context(self.context.copy(), self.handle(message))
+                    self._ended(ticket, outcome)
         except Exception as error:
             self._fail(error)
 
-    async def handle(self, message: Any) -> None:
+    async def handle(self, message: Any) -> Outcome:
         worker = asyncio.current_task()
         begun_ns = self._working.begin(worker, message)
         try:
@@ -81,16 +89,18 @@ class Runner(RunnerBase):
                 raise
             await self._report(message, error)
             await self._requeue(message, error)
-            return
+            return Outcome.FAILURE
         if result is not None:
             try:
                 self.handling.check_result(result)
             except UsageError as error:
                 await self._requeue(message, error, {"delay": 0})
                 raise
-        if not message.answered:
-            with self._answering(message):
-                await message.finish()
+        if message.answered:
+            return outcome_of(message)
+        with self._answering(message):
+            await message.finish()
+        return Outcome.SUCCESS
 
     async def _report(self, message: Any, error: BaseException) -> None:
         try:
@@ -127,8 +137,8 @@ class Runner(RunnerBase):
 
 @types.coroutine
 def _in_context(
-    context: contextvars.Context, coroutine: Coroutine[Any, Any, None]
-) -> Generator[Any, Any, None]:
+    context: contextvars.Context, coroutine: Coroutine[Any, Any, _T]
+) -> Generator[Any, Any, _T]:
     """Await a coroutine in this context, in the current task.
 
     A task of its own could have the context too, but the handler of a message must be in the task
@@ -138,8 +148,9 @@ def _in_context(
     while True:
         try:
             awaited = context.run(step)
-        except StopIteration:
-            return
+        except StopIteration as end:
+            result: _T = end.value
+            return result
         try:
             step = partial(coroutine.send, (yield awaited))
         except GeneratorExit:

@@ -3,9 +3,10 @@
 A handler gets one message at a time in each thread. `core/handling.py` says what its result and
 errors mean.
 
-The channel defines the backoff, so the operator sets it in one place for all consumers. Rejected: a
-backoff with jitter in each client, as in earlier versions. Its purpose is that independent clients
-do not act at the same moment. The channel's credit already ensures that.
+The channel defines the backoff of a message, so the operator sets it in one place for all
+consumers. Rejected: a backoff with jitter in each client, as in earlier versions. Its purpose is
+that independent clients do not act at the same moment. The channel's credit already ensures that.
+`core/consumer_backoff.py` decides when the consumer as a whole takes no messages.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ...wire.protocol import (
     UNBEGUN,
 )
 from ..core.asking import on_wire
+from ..core.consumer_backoff import Backoff, ConsumerBackoff, Outcome, backoff_of
 from ..core.consumer_session import ConsumerSession, LeasedBlock
 from ..core.extensions import Working, check_extension
 from ..core.handling import Handling, OnDeleted, awaits_topic
@@ -316,7 +318,11 @@ class ConsumerBase(ClientBase[_DriveT]):
     # Running a handler
 
     def _begin_run(
-        self, concurrency: int, max_extension: float | timedelta | None, on_deleted: OnDeleted
+        self,
+        concurrency: int,
+        max_extension: float | timedelta | None,
+        on_deleted: OnDeleted,
+        backoff: ConsumerBackoff | None,
     ) -> Working:
         """Check the arguments of `run`, and begin to receive for so many handlers."""
         check_concurrency(concurrency)
@@ -326,7 +332,16 @@ class ConsumerBase(ClientBase[_DriveT]):
         self._window.open(concurrency)
         drive: Any = self._drive()
         drive.engine.persist(awaits_topic=waits)
+        drive.engine.back_off_with(backoff)
         return Working(drive.engine.extensions, self._window, max_extension_s)
+
+    def _note_outcome(self, ticket: int, outcome: Outcome) -> None:
+        """Note the outcome of a handler of `run`, see `ConsumerBackoff`."""
+        drive: Any = self._made
+        if drive is not None:
+            with drive.lock:
+                drive.engine.handled(ticket, outcome)
+                drive.settle()
 
 
 class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[ConsumerEngine]]):
@@ -506,6 +521,7 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         signals: bool = True,
         max_extension: float | timedelta | None = None,
         on_deleted: OnDeleted = "wait",
+        backoff: bool | Backoff = True,
     ) -> None:
         """Call `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
@@ -529,10 +545,17 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         A topic that is deleted while this consumer is connected is not created again by it. With
         `on_deleted="wait"`, `run` logs a warning, and goes on when the topic exists again. With
         "raise", it ends with `NotFound`.
+
+        When five handlers have failed in a row, the consumer backs off as a whole: it gives its
+        other messages to other consumers, waits for 2 s or longer, and then probes with one
+        message. `backoff` is True, False, or a `zsq.Backoff`.
         """
         handling = Handling(handler, requeue_delay, on_error, awaits=False)
-        working = self._begin_run(concurrency, max_extension, on_deleted)
-        runner = Runner(handling, working, self._next_to_handle, self._stop_taking)
+        machine = backoff_of(backoff)
+        working = self._begin_run(concurrency, max_extension, on_deleted, machine)
+        runner = Runner(
+            handling, working, self._next_to_handle, self._stop_taking, machine, self._note_outcome
+        )
 
         def work() -> None:
             with self._running():

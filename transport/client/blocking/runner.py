@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...errors import UsageError
-from ..core.handling import Requeue, RunnerBase, raised_by_signal
+from ..core.consumer_backoff import Outcome
+from ..core.handling import Requeue, RunnerBase, outcome_of, raised_by_signal
 from ..core.message import Message
 
 
@@ -22,12 +23,15 @@ class Runner(RunnerBase):
     def work(self) -> None:
         try:
             while (message := self._take()) is not None:
-                if not self._working.goes_on(message):
-                    self.context.copy().run(self.handle, message)
+                ticket = self._ticket
+                if self._working.goes_on(message):
+                    self._ended(ticket, Outcome.NEITHER)
+                else:
+                    self._ended(ticket, self.context.copy().run(self.handle, message))
         except BaseException as error:
             self._fail(error)
 
-    def handle(self, message: Message) -> None:
+    def handle(self, message: Message) -> Outcome:
         worker = threading.get_ident()
         begun_ns = self._working.begin(worker, message)
         try:
@@ -40,16 +44,18 @@ class Runner(RunnerBase):
                 raise
             self._report(message, error)
             self._requeue(message, error)
-            return
+            return Outcome.FAILURE
         if result is not None:
             try:
                 self.handling.check_result(result)
             except UsageError as error:
                 self._requeue(message, error, {"delay": 0})
                 raise
-        if not message.answered:
-            with self._answering(message):
-                message.finish()
+        if message.answered:
+            return outcome_of(message)
+        with self._answering(message):
+            message.finish()
+        return Outcome.SUCCESS
 
     def _report(self, message: Message, error: BaseException) -> None:
         try:

@@ -27,7 +27,9 @@ of `run`:
   copy of the context in which `run` was called, in every thread or task. `on_error` and
   `requeue_delay` run in the copy of their message.
 - **The handler fails for each message, or always for one:** the message comes again after each
-  backoff. With `max_attempts`, the channel makes it a dead letter after its last attempt.
+  backoff. With `max_attempts`, the channel makes it a dead letter after its last attempt. If it
+  fails for five in a row, the consumer backs off as a whole, see
+  [channels.md](channels.md#how-a-consumer-backs-off).
 - **The handler kills its process:** the channel delivers its messages to another consumer when the
   link is lost or the lease has ended.
 - **The handler never ends:** it occupies one of the `concurrency` threads or tasks, and its message
@@ -54,9 +56,10 @@ from concurrent.futures import Future
 from typing import Any, Final, Literal, TypedDict, get_args
 
 from ...errors import E_BAD_ARGUMENT, UsageError, ZsqError
-from ...wire.protocol import REQUEUE_DELAY_MS_MAX
+from ...wire.protocol import BACKOFF, DEAD, REQUEUE_DELAY_MS_MAX
+from .consumer_backoff import ConsumerBackoff, Outcome
 from .extensions import Working
-from .message import Delay, as_seconds, when_again
+from .message import Delay, MessageView, as_seconds, when_again
 
 log = logging.getLogger("zsq")
 
@@ -235,6 +238,14 @@ class Handling:
             log.warning(text, "inf" if math.isinf(seconds) else f"{seconds:g}", DELAY_S_MAX)
 
 
+def outcome_of(message: MessageView) -> Outcome:
+    """Return the outcome of a handler that has returned."""
+    delay_ms = getattr(message, "_delay_ms", None)
+    if delay_ms is None or delay_ms == DEAD:
+        return Outcome.SUCCESS
+    return Outcome.FAILURE if delay_ms == BACKOFF else Outcome.NEITHER
+
+
 def awaits_topic(on_deleted: OnDeleted) -> bool:
     """Return True if `run` waits for a topic that was deleted. Check the value."""
     if on_deleted not in get_args(OnDeleted):
@@ -273,12 +284,15 @@ class RunnerBase:
         working: Working,
         take: Callable[[], Any],
         stop: Callable[[], object],
+        backoff: ConsumerBackoff | None,
+        note: Callable[[int, Outcome], object],
     ) -> None:
         """Create a runner.
 
         `working` is told which handlers work.
         `take` returns the next message, or None when the consumer closes. `stop` lets `take` return
-        None at once, in all threads or tasks.
+        None at once, in all threads or tasks. `note` is told the outcome of each handler and the
+        ticket of `backoff` with which it began, unless the outcome changes nothing.
         """
         self.handling = handling
         self.handler = handling.handler
@@ -288,7 +302,19 @@ class RunnerBase:
         self._working = working
         self._take = take
         self._stop = stop
+        self._backoff = backoff
+        self._note = note
         self._why = "the consumer was closed"
+
+    @property
+    def _ticket(self) -> int:
+        return 0 if self._backoff is None else self._backoff.ticket
+
+    def _ended(self, ticket: int, outcome: Outcome) -> None:
+        """Note the outcome of a handler."""
+        backoff = self._backoff
+        if backoff is not None and not (outcome is Outcome.SUCCESS and backoff.is_calm):
+            self._note(ticket, outcome)
 
     def drain(self) -> None:
         """Take no more messages, because of a signal. A signal handler may call this."""
