@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .transport.client.blocking.range_reader import RangeReader
     from .transport.client.blocking.stage_writer import StageCommitter, StageWriter
     from .transport.client.core.consumer_backoff import Backoff
+    from .transport.client.core.message_batch import MessageBatch, MessageFailed
     from .transport.errors import (
         BrokerUnreachable,
         CorruptBlock,
@@ -48,6 +49,8 @@ __all__ = [
     "DataLoss",
     "LeaseLost",
     "Message",
+    "MessageBatch",
+    "MessageFailed",
     "NotFound",
     "Producer",
     "RangeReader",
@@ -72,6 +75,8 @@ _CLIENT: Final = dict.fromkeys(
 # All other public names are exceptions of transport/errors.py.
 _HOMES: Final = _CLIENT | {
     "Backoff": ".transport.client.core.consumer_backoff",
+    "MessageBatch": ".transport.client.core.message_batch",
+    "MessageFailed": ".transport.client.core.message_batch",
     "DiskQueue": ".storage.nsq.disk_queue",
     "RangeReader": ".transport.client.blocking.range_reader",
     "StageCommitter": ".transport.client.blocking.stage_writer",

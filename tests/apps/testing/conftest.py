@@ -21,3 +21,9 @@ def space(request: pytest.FixtureRequest) -> Iterator[Namespace]:
     broker: MemoryBroker | LocalBroker = request.getfixturevalue(fixture)
     with Namespace(broker) as one:
         yield one
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name

@@ -13,10 +13,11 @@ import inspect
 import logging
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from ...errors import UsageError
+from ..core.batch_handling import BatchHandling
 from ..core.consumer_backoff import ConsumerBackoff, Outcome
 from ..core.extensions import Working
 from ..core.handling import Handling, Requeue, RunnerBase, outcome_of, raised_by_signal
@@ -68,13 +69,15 @@ class Runner(RunnerBase):
                 if message is None:
                     return
                 ticket = self._ticket
-                if self._working.goes_on(message):
-                    self._ended(ticket, Outcome.NEITHER)
-                else:
-                    outcome = await _in_context(self.context.copy(), self.handle(message))
-                    self._ended(ticket, outcome)
+                self._ended(ticket, await self._outcome(message))
         except Exception as error:
             self._fail(error)
+
+    async def _outcome(self, taken: Any) -> Outcome:
+        """Handle what `take` has returned."""
+        if self._working.goes_on(taken):
+            return Outcome.NEITHER
+        return await _in_context(self.context.copy(), self.handle(taken))
 
     async def handle(self, message: Any) -> Outcome:
         worker = asyncio.current_task()
@@ -133,6 +136,34 @@ class Runner(RunnerBase):
             _uncancel()
         # GeneratorExit: the event loop is gone, and nothing may be awaited any more.
         return isinstance(error, GeneratorExit) or raised_by_signal(error)
+
+
+class BatchRunner(Runner):
+    """Handle batches, which `take` returns as lists of messages. See `BatchHandling`."""
+
+    @cached_property
+    def _batches(self) -> BatchHandling:
+        return BatchHandling(self.handling, self._working, self._ends)
+
+    async def _outcome(self, taken: Any) -> Outcome:
+        steps = self._batches.steps(taken)
+        return await _in_context(self.context.copy(), self._carry_out(steps))
+
+    async def _carry_out(self, steps: Generator[Callable[[], Any], Any, Outcome]) -> Outcome:
+        try:
+            call = next(steps)
+            while True:
+                try:
+                    result = call()
+                    if inspect.isawaitable(result):
+                        result = await result
+                except BaseException as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(result)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
 
 
 @types.coroutine

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import cached_property
 from typing import Any
 
 from ...errors import UsageError
+from ..core.batch_handling import BatchHandling
 from ..core.consumer_backoff import Outcome
 from ..core.handling import Requeue, RunnerBase, outcome_of, raised_by_signal
 from ..core.message import Message
@@ -24,12 +26,15 @@ class Runner(RunnerBase):
         try:
             while (message := self._take()) is not None:
                 ticket = self._ticket
-                if self._working.goes_on(message):
-                    self._ended(ticket, Outcome.NEITHER)
-                else:
-                    self._ended(ticket, self.context.copy().run(self.handle, message))
+                self._ended(ticket, self._outcome(message))
         except BaseException as error:
             self._fail(error)
+
+    def _outcome(self, taken: Any) -> Outcome:
+        """Handle what `take` has returned."""
+        if self._working.goes_on(taken):
+            return Outcome.NEITHER
+        return self.context.copy().run(self.handle, taken)
 
     def handle(self, message: Message) -> Outcome:
         worker = threading.get_ident()
@@ -69,6 +74,31 @@ class Runner(RunnerBase):
         if not message.answered:
             with self._answering(message):
                 message.requeue(**(how or self.handling.again(message)), error=error)
+
+
+class BatchRunner(Runner):
+    """Handle batches, which `take` returns as lists of messages. See `BatchHandling`."""
+
+    @cached_property
+    def _batches(self) -> BatchHandling:
+        return BatchHandling(self.handling, self._working, raised_by_signal)
+
+    def _outcome(self, taken: Any) -> Outcome:
+        return self.context.copy().run(self._carry_out, self._batches.steps(taken))
+
+    def _carry_out(self, steps: Generator[Callable[[], Any], Any, Outcome]) -> Outcome:
+        try:
+            call = next(steps)
+            while True:
+                try:
+                    result = call()
+                except BaseException as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(result)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
 
 
 @contextlib.contextmanager

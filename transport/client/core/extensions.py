@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -38,7 +38,7 @@ class Work:
 
 
 class Extensions:
-    """The messages whose handlers work now, at most one for each thread or task.
+    """The messages whose handlers work now: one for each thread or task, or those of its batch.
 
     `begin` and `end` may be called by any thread, and take no lock: both change one dict by one
     operation. `longest_ns` is how long a handler may work under an extended lease.
@@ -92,7 +92,8 @@ class Extensions:
 class Working:
     """The handlers of `run` that work now: their leases are extended, and their times measured.
 
-    `worker` is what calls a handler: a thread or a task. It calls one handler at a time.
+    `worker` is what calls a handler: a thread or a task. It calls one handler at a time. A batch
+    has no worker: each of its messages is noted by itself.
     """
 
     def __init__(self, extensions: Extensions, window: Window, max_extension_s: float) -> None:
@@ -107,6 +108,23 @@ class Working:
         now_ns = time.monotonic_ns()
         self._extensions.begin(worker, message._batch.delivery, message._index, now_ns)
         return now_ns
+
+    def gathered(self, message: MessageView) -> None:
+        """Note that this message waits for its batch, so that its lease is extended."""
+        self._extensions.begin(
+            message, message._batch.delivery, message._index, time.monotonic_ns()
+        )
+
+    def end_batch(self, messages: Sequence[MessageView], begun_ns: int | None) -> None:
+        """Note that nobody works on the messages of a batch any more.
+
+        `begun_ns` is when its handler began, if it did. The messages were handled side by side, as
+        by so many handlers, which is how the window counts.
+        """
+        for message in messages:
+            self._extensions.end(message)
+        if begun_ns is not None:
+            self._window.handled((time.monotonic_ns() - begun_ns) / NS_PER_S)
 
     def goes_on(self, message: MessageView) -> bool:
         """Return True if a handler works on this message already, see `Extensions.adopt`."""

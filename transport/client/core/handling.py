@@ -30,6 +30,8 @@ of `run`:
   backoff. With `max_attempts`, the channel makes it a dead letter after its last attempt. If it
   fails for five in a row, the consumer backs off as a whole, see
   [channels.md](channels.md#how-a-consumer-backs-off).
+- **The handler gets batches** (`batch=`): the same, for all messages of the batch that are not
+  answered, see [channels.md](channels.md#handlers-of-batches).
 - **The handler kills its process:** the channel delivers its messages to another consumer when the
   link is lost or the lease has ended.
 - **The handler never ends:** it occupies one of the `concurrency` threads or tasks, and its message
@@ -138,8 +140,20 @@ def _code_of(function: Any) -> Any:
 class Handling:
     """The callables that a caller has given to `run`."""
 
-    def __init__(self, handler: Any, requeue_delay: Any, on_error: Any, *, awaits: bool) -> None:
-        """Check the arguments. `awaits`: True if `run` awaits the handler."""
+    def __init__(
+        self,
+        handler: Any,
+        requeue_delay: Any,
+        on_error: Any,
+        *,
+        awaits: bool,
+        halves: bool = False,
+    ) -> None:
+        """Check the arguments.
+
+        `awaits`: True if `run` awaits the handler. `halves`: True if a batch that fails is handled
+        again in halves.
+        """
         check_callable("the handler", handler)
         if handler is None:
             raise UsageError(E_BAD_ARGUMENT, "the handler must be callable, not None")
@@ -175,6 +189,7 @@ class Handling:
         if requeue_delay is not None and not callable(requeue_delay):
             when_again(requeue_delay, False)
         self.handler = handler
+        self.halves = halves
         self._delay = requeue_delay
         self._on_error = on_error
         self._warned = False
