@@ -69,7 +69,8 @@ def fail(own_broker: Broker) -> Iterator[Callable[..., Failing]]:
 
 
 def publish(broker: Broker, count: int) -> None:
-    with zsq.Producer(broker.ipc) as producer:
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_channel("t", "c", backoff_s=0)
         producer.publish_many("t", [b"%d" % number for number in range(count)])
 
 
@@ -209,8 +210,6 @@ zsq.Consumer("t", "c", url=sys.argv[1]).run(handle, on_error=lambda *_: None)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_ends_a_program_that_backs_off(own_broker: Broker, number: int) -> None:
     publish(own_broker, 1000)
-    with zsq.Admin(own_broker.ipc) as admin:
-        admin.create_channel("t", "c")
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, own_broker.ipc], stdout=subprocess.PIPE, text=True
     ) as program:
@@ -235,3 +234,52 @@ def test_two_processes_back_off_each_for_itself(
     wait_for(lambda: failing.calls == 3 or len(healthy.handled) >= 197, what="work")
     wait_for(lambda: len(set(healthy.handled)) >= 197, what="the work of the other one")
     assert failing.calls <= 3
+
+
+def test_a_wait_that_ends_while_the_broker_is_away_is_followed_by_a_probe(
+    own_broker: Broker, fail: Callable[..., Failing]
+) -> None:
+    """go-nsq 106, nsq 1069 and gnsq 6: the consumer stayed at RDY 0."""
+    publish(own_broker, 50)
+    failing = fail(zsq.Backoff(0.5, 1, failures=3), requeue_delay=0)
+    wait_for(lambda: failing.calls >= 3, what="a backoff")
+    own_broker.stop()
+    with pytest.raises(zsq.BrokerUnreachable), zsq.Admin(own_broker.ipc, timeout=2) as admin:
+        admin.topics()  # the wait ends meanwhile
+    failing.works.set()
+    own_broker.start()
+    wait_for(lambda: len(set(failing.handled)) == 50, what="all messages")
+
+
+def test_failures_at_the_same_time_raise_the_level_once(
+    own_broker: Broker, fail: Callable[..., Failing]
+) -> None:
+    """nsqjs 170: each failure of the messages in flight doubled the wait."""
+    publish(own_broker, 100)
+    failing = fail(zsq.Backoff(100, 3600, failures=3), concurrency=16)
+    with zsq.Admin(own_broker.ipc) as admin:
+        wait_for(lambda: client(admin).get("backoff_s"), what="a backoff")
+        wait_for(lambda: client(admin)["in_flight_count"] == 0, what="the end of all handlers")
+        assert 150 < client(admin)["backoff_s"] <= 200
+    assert failing.calls <= 18
+
+
+def test_a_probe_that_is_requeued_is_followed_by_another_one(own_broker: Broker) -> None:
+    """pynsq 89: after a probe that was requeued without backoff, none followed."""
+    publish(own_broker, 10)
+    calls: list[int] = []
+
+    def handle(message: zsq.Message) -> None:
+        calls.append(message.offset)
+        if len(calls) <= 3:
+            raise ValueError
+        if len(calls) <= 6:
+            message.requeue(0)
+
+    consumer = zsq.Consumer("t", "c", url=own_broker.ipc)
+    options: Any = {"signals": False, "on_error": lambda *_: None, "backoff": SHORT}
+    thread = threading.Thread(target=consumer.run, args=(handle,), kwargs=options)
+    thread.start()
+    wait_for(lambda: len(set(calls[6:])) == 10, what="all messages")
+    consumer.close()
+    thread.join(WAIT_S)

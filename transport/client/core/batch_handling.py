@@ -7,7 +7,6 @@ the asyncio runner awaits it. So both do the same, and nothing here waits.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
@@ -46,7 +45,8 @@ class BatchHandling:
 
         The driver sends the result of each call, or throws its error.
         """
-        halving, begun_ns = Halving(messages, halves=self._handling.halves), time.monotonic_ns()
+        begun_ns = self._working.begin_batch(messages)
+        halving = Halving(messages, halves=self._handling.halves)
         outcomes: set[Outcome] = set()
         try:
             while (part := halving.next()) is not None:
