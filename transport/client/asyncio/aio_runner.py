@@ -56,6 +56,7 @@ class Runner(RunnerBase):
             raise
 
     async def work(self) -> None:
+        backoff = self._backoff
         try:
             while True:
                 try:
@@ -68,18 +69,18 @@ class Runner(RunnerBase):
                     continue
                 if message is None:
                     return
-                ticket = self._ticket
-                self._ended(ticket, await self._outcome(message))
+                ticket = 0 if backoff is None else backoff.ticket
+                outcome = await _in_context(self.context.copy(), self.handle(message))
+                if backoff is not None and not (backoff.is_calm and outcome is Outcome.SUCCESS):
+                    self._note(ticket, outcome)
         except Exception as error:
             self._fail(error)
 
-    async def _outcome(self, taken: Any) -> Outcome:
+    async def handle(self, taken: Any) -> Outcome:
         """Handle what `take` has returned."""
-        if self._working.goes_on(taken):
+        message = taken
+        if self._working.goes_on(message):
             return Outcome.NEITHER
-        return await _in_context(self.context.copy(), self.handle(taken))
-
-    async def handle(self, message: Any) -> Outcome:
         worker = asyncio.current_task()
         begun_ns = self._working.begin(worker, message)
         try:
@@ -145,11 +146,8 @@ class BatchRunner(Runner):
     def _batches(self) -> BatchHandling:
         return BatchHandling(self.handling, self._working, self._ends)
 
-    async def _outcome(self, taken: Any) -> Outcome:
+    async def handle(self, taken: Any) -> Outcome:
         steps = self._batches.steps(taken)
-        return await _in_context(self.context.copy(), self._carry_out(steps))
-
-    async def _carry_out(self, steps: Generator[Callable[[], Any], Any, Outcome]) -> Outcome:
         try:
             call = next(steps)
             while True:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -24,19 +24,20 @@ class Runner(RunnerBase):
 
     def work(self) -> None:
         try:
-            while (message := self._take()) is not None:
-                ticket = self._ticket
-                self._ended(ticket, self._outcome(message))
+            backoff = self._backoff
+            while (taken := self._take()) is not None:
+                ticket = 0 if backoff is None else backoff.ticket
+                outcome = self.context.copy().run(self.handle, taken)
+                if backoff is not None and not (backoff.is_calm and outcome is Outcome.SUCCESS):
+                    self._note(ticket, outcome)
         except BaseException as error:
             self._fail(error)
 
-    def _outcome(self, taken: Any) -> Outcome:
+    def handle(self, taken: Any) -> Outcome:
         """Handle what `take` has returned."""
-        if self._working.goes_on(taken):
+        message: Message = taken
+        if self._working.goes_on(message):
             return Outcome.NEITHER
-        return self.context.copy().run(self.handle, taken)
-
-    def handle(self, message: Message) -> Outcome:
         worker = threading.get_ident()
         begun_ns = self._working.begin(worker, message)
         try:
@@ -83,10 +84,8 @@ class BatchRunner(Runner):
     def _batches(self) -> BatchHandling:
         return BatchHandling(self.handling, self._working, raised_by_signal)
 
-    def _outcome(self, taken: Any) -> Outcome:
-        return self.context.copy().run(self._carry_out, self._batches.steps(taken))
-
-    def _carry_out(self, steps: Generator[Callable[[], Any], Any, Outcome]) -> Outcome:
+    def handle(self, taken: Any) -> Outcome:
+        steps = self._batches.steps(taken)
         try:
             call = next(steps)
             while True:

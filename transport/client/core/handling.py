@@ -321,16 +321,6 @@ class RunnerBase:
         self._note = note
         self._why = "the consumer was closed"
 
-    @property
-    def _ticket(self) -> int:
-        return 0 if self._backoff is None else self._backoff.ticket
-
-    def _ended(self, ticket: int, outcome: Outcome) -> None:
-        """Note the outcome of a handler."""
-        backoff = self._backoff
-        if backoff is not None and not (outcome is Outcome.SUCCESS and backoff.is_calm):
-            self._note(ticket, outcome)
-
     def drain(self) -> None:
         """Take no more messages, because of a signal. A signal handler may call this."""
         self._why = "SIGTERM or SIGINT"

@@ -168,7 +168,8 @@ class Leg:
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         if type(message) is Recall:
-            self.engine.give_back(self, message.count)
+            if self.engine.limit != 0:  # with 0, nothing is held but a probe that was just taken
+                self.engine.give_back(self, message.count)
             return Reaction.NOTHING
         reaction = self.session.on_word(message, blocks, now_ns)
         if self.engine.limit == 0 and self.session.arrived:  # it was on its way
