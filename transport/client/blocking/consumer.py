@@ -505,6 +505,12 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
                 drive.engine.give_all_back()
                 drive.settle()
 
+    def _back_off_with(self, backoff: ConsumerBackoff | None) -> None:
+        """Let this backoff decide whether messages come. See `_note_outcome`."""
+        drive = self._drive()
+        with drive.lock:
+            drive.engine.back_off_with(backoff)
+
     @property
     def _waiting(self) -> int:
         """The number of messages that are held here."""
