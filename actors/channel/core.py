@@ -159,7 +159,7 @@ class ChannelCore:
 
     def set_ready(self, peer: Peer, ready: int, probe_ns: int = 0) -> None:
         """Change the credit of a consumer. `probe_ns`: see `Subscriber`."""
-        consumer = self.consumers[peer]
+        consumer, probe_ns = self.consumers[peer], max(0, probe_ns)
         self._backing_off += (probe_ns > 0) - (consumer.probe_ns > 0)
         consumer.probe_ns = probe_ns
         self._takers += (ready > 0) - (consumer.ready > 0)

@@ -88,6 +88,8 @@ def test_consumers_that_back_off_are_counted_until_they_go_on_or_leave(
     assert shown() == (1, [None, 2])
     channel.unsubscribe(B)
     assert shown() == (0, [None])
+    channel.set_ready(A, 2, -second)
+    assert shown() == (0, [None]), "a client may send anything"
 
 
 def test_a_channel_without_messages_does_not_change_whose_turn_it_is(
