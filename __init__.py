@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     )
     from .transport.client.blocking.range_reader import RangeReader
     from .transport.client.blocking.stage_writer import StageCommitter, StageWriter
+    from .transport.client.core.consumer_backoff import Backoff
+    from .transport.client.core.message_batch import MessageBatch, MessageFailed
     from .transport.errors import (
         BrokerUnreachable,
         CorruptBlock,
@@ -39,6 +41,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Admin",
+    "Backoff",
     "Batch",
     "BrokerUnreachable",
     "Consumer",
@@ -46,6 +49,8 @@ __all__ = [
     "DataLoss",
     "LeaseLost",
     "Message",
+    "MessageBatch",
+    "MessageFailed",
     "NotFound",
     "Producer",
     "RangeReader",
@@ -69,6 +74,9 @@ _CLIENT: Final = dict.fromkeys(
 )
 # All other public names are exceptions of transport/errors.py.
 _HOMES: Final = _CLIENT | {
+    "Backoff": ".transport.client.core.consumer_backoff",
+    "MessageBatch": ".transport.client.core.message_batch",
+    "MessageFailed": ".transport.client.core.message_batch",
     "DiskQueue": ".storage.nsq.disk_queue",
     "RangeReader": ".transport.client.blocking.range_reader",
     "StageCommitter": ".transport.client.blocking.stage_writer",

@@ -74,6 +74,7 @@ class ConsumerFacts(ConsumerCounts):
 
     client_id: str
     ready_count: int
+    backoff_s: float | None
     in_flight_count: int
     connect_ts: int
     sample_rate: int
@@ -167,6 +168,7 @@ class DeliveryFacts(ChannelCounters):
     in_flight_count: int
     paused: bool
     client_count: int
+    backing_off_count: int
 
 
 class ChannelFacts(TypedDict):

@@ -183,6 +183,7 @@ _SPECIAL: Final[dict[str, Callable[[Any], Any]]] = {
     "oldest_message_age_s": _largest,
     "drain_s": _largest,
     "held_offset": min,
+    "backing_off_count": max,
     "ship_lag_s": _largest,
     "delayed_next_due_ns": _soonest,
     "rates": _rates,

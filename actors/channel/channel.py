@@ -192,7 +192,8 @@ class ChannelActor(Actor[ChannelStart]):
     def set_ready(self, port: Port, mail: Mail, message: p.Ready) -> None:
         self._consumer(mail)
         check_ready(message.ready)
-        self.core.set_ready(mail.envelope, message.ready)
+        probe_ns = time.monotonic_ns() + message.backoff_ms * NS_PER_MS if message.backoff_ms else 0
+        self.core.set_ready(mail.envelope, message.ready, probe_ns)
 
     def fin(self, port: Port, mail: Mail, message: p.Fin) -> None:
         self._consumer(mail)

@@ -114,6 +114,7 @@ class ChannelCore:
         self._token = (incarnation & 0x7FFFFFFF) << 32
         self._turns = Turns()
         self._takers = 0  # number of consumers with a ready count above 0
+        self._backing_off = 0  # number of consumers that back off
         # At the last scan, no consumer could count as lost before this time. 0 means no consumers.
         self._beats_end_ns = 0
         self._leases: dict[int, Lease] = {}
@@ -156,8 +157,11 @@ class ChannelCore:
             raise Refused(E_CLOSING, "this consumer has subscribed over a newer connection")
         self.unsubscribe(peer, Departure.LEFT)
 
-    def set_ready(self, peer: Peer, ready: int) -> None:
-        consumer = self.consumers[peer]
+    def set_ready(self, peer: Peer, ready: int, probe_ns: int = 0) -> None:
+        """Change the credit of a consumer. `probe_ns`: see `Subscriber`."""
+        consumer, probe_ns = self.consumers[peer], max(0, probe_ns)
+        self._backing_off += (probe_ns > 0) - (consumer.probe_ns > 0)
+        consumer.probe_ns = probe_ns
         self._takers += (ready > 0) - (consumer.ready > 0)
         consumer.ready = max(0, ready)
         self._turns.look(consumer)
@@ -173,6 +177,7 @@ class ChannelCore:
             return False
         self._sessions.pop(consumer.session, None)
         self._takers -= consumer.ready > 0
+        self._backing_off -= consumer.probe_ns > 0
         if not self.consumers:
             self._beats_end_ns = 0
         lost = how is Departure.LOST
@@ -737,6 +742,7 @@ class ChannelCore:
             "in_flight_count": self.in_flight,
             "paused": self.paused,
             "client_count": len(self.consumers),
+            "backing_off_count": self._backing_off,
             **cast("ChannelCounters", self.counters),
         }
 

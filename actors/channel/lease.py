@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 from ...storage.state.channel_row import ChannelRow
 from ...transport.block.block import Block
 from ...transport.reports import ConsumerCounts, ConsumerFacts
+from ...transport.units import NS_PER_S
 from ...transport.wire.protocol import Range, Run, Save
 from ..primitives.latency import LatencyWindow
 from ..primitives.ranges import take, total
@@ -122,6 +123,9 @@ class Subscriber:
     # True while suspects wait for this consumer: it gets nothing else, and them when it holds
     # nothing.
     sifts: bool = False
+    # When its next probe is due, because it backs off; at or before now: the probe is under way.
+    # 0: it does not back off.
+    probe_ns: int = 0
     recalled_ns: int = 0  # when it was asked last to give messages back
     sampled_count: int = 0  # messages left out of the sample
     served: int = 0  # decides the consumer's turn, see `Turns` in core.py
@@ -151,10 +155,13 @@ class Subscriber:
             "timeout_count": self.timeout_count,
         }
 
-    def statistics(self) -> ConsumerFacts:
+    def statistics(self, now_ns: int) -> ConsumerFacts:
         return {
             "client_id": self.label,
             "ready_count": self.ready,
+            "backoff_s": round(max(0, self.probe_ns - now_ns) / NS_PER_S, 1)
+            if self.probe_ns
+            else None,
             "in_flight_count": self.in_flight,
             **cast("ConsumerCounts", self.counts()),
             "connect_ts": self.connect_ts,

@@ -79,7 +79,7 @@ class Measurements:
         bins = self._latency.bins(wall_ns)
         clients: list[ConsumerReport] = [
             {
-                **consumer.statistics(),
+                **consumer.statistics(now_ns),
                 "rates": consumer.meter.rates(now_ns, consumer.counts()),
                 "e2e_processing_latency": merged([consumer.latency.bins(wall_ns)])
                 if consumer.latency is not None

@@ -175,6 +175,8 @@ _CHANNEL: Final = (
        " ones too) is in the topic; 0: there is none; `null`: not known yet. It follows finishes within two seconds. The overview has the"
        " time at which it was stored"),
     _S("channel", "client_count", "consumers", _CORE, "consumers connected", metric="zsq_channel_clients", view="consumers", nsq=9),
+    _S("channel", "backing_off_count", "consumers", _CORE, "consumers that back off because their handlers fail",
+       metric="zsq_channel_backing_off"),
     _S("channel", "clients", "rows", _MEASURED, "its consumers", nsq=10, default=[]),
     _S("channel", "paused", "flag", _CORE, "1: paused", metric="zsq_channel_paused", view="paused", nsq=11, default=False),
     _S("channel", "message_count", "messages", _ROW, "messages that came to the channel", metric="zsq_channel_messages_total",
@@ -232,6 +234,9 @@ _CONSUMER: Final = (
     _S("consumer", "state", "number", NSQ_CLIENT, "state of its connection, as nsqd numbers them", nsq=5, default=3),
     _S("consumer", "user_agent", "text", NSQ_CLIENT, "library that it uses", nsq=15, default="", view="agent"),
     _S("consumer", "ready_count", "messages", "channel/lease.py", "messages that it takes at once", nsq=6, view="ready", title="ready"),
+    _S("consumer", "backoff_s", "s", "channel/lease.py", "time until its next probe, if it backs off", view="backoff_s", default=None,
+       note="time until its next probe, if it backs off because its handlers fail; 0: the probe is under way; `null`: it does not back"
+       " off"),
     _S("consumer", "in_flight_count", "messages", "channel/lease.py", "messages that it holds", nsq=7, view="in_flight",
        title="in flight"),
     _S("consumer", "message_count", "deliveries", "channel/lease.py", "deliveries sent to it", nsq=8, view="delivered",

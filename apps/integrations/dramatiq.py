@@ -22,6 +22,12 @@ import dramatiq
 from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
 
 from ...transport.client.blocking.client import Admin, Consumer, Producer
+from ...transport.client.core.consumer_backoff import (
+    Backoff,
+    ConsumerBackoff,
+    Outcome,
+    backoff_of,
+)
 from ...transport.errors import NotFound, UsageError, ZsqError
 from ...transport.whole_topic import whole_topic
 from ...transport.wire.addresses import Url
@@ -52,13 +58,19 @@ class ZsqConsumer(dramatiq.Consumer):
     """The messages of one queue. `timeout_s`: how long the next one is awaited."""
 
     def __init__(
-        self, consumer: Consumer, prefetch: int, lease_s: float, timeout_s: float, work: OpenWork
+        self,
+        consumer: Consumer,
+        prefetch: int,
+        lease_s: float,
+        timeout_s: float,
+        work: OpenWork,
+        backoff: ConsumerBackoff | None,
     ) -> None:
         self._timeout_s = timeout_s
         self._arrived = threading.Event()
         try:
             self._source = ConsumerThread(
-                consumer, prefetch, lease_s, self._arrived.set, work
+                consumer, prefetch, lease_s, self._arrived.set, work, backoff
             ).start()
         except ZsqError as error:
             consumer.close()
@@ -136,6 +148,8 @@ class ZsqBroker(dramatiq.Broker):
     - `message_timeout`: The seconds after which a message of a killed worker goes to another one. A
       worker extends this time while it runs.
     - `middleware`: See `dramatiq.Broker`.
+    - `backoff`: With True or a `zsq.Backoff`, the consumer of a queue backs off as a whole when
+      actors fail in a row, as that of `zsq.Consumer.run` does.
     """
 
     def __init__(
@@ -147,8 +161,11 @@ class ZsqBroker(dramatiq.Broker):
         key_file: KeyFile = None,
         transport: str | None = None,
         middleware: list[Any] | None = None,
+        backoff: bool | Backoff = False,
     ) -> None:
         super().__init__(middleware=middleware)
+        backoff_of(backoff)
+        self._backoff = backoff
         self._client: Any = {"url": url, "key_file": key_file, "transport": transport}
         self._prefix = prefix
         self._lease_s = check_lease(message_timeout)
@@ -195,8 +212,10 @@ class ZsqBroker(dramatiq.Broker):
         self._after.refused = None
         super().emit_after(signal, *arguments, **named)
         refused: ZsqError | None = self._after.refused
+        (message,) = arguments
+        if isinstance(message, Proxy):
+            message.held.outcome = outcome_of(named.get("exception"))
         if refused is not None:
-            (message,) = arguments
             if isinstance(refused, UsageError):  # it would be refused again
                 message.stuff_exception(refused)
                 message.fail()
@@ -216,7 +235,14 @@ class ZsqBroker(dramatiq.Broker):
                 **SETTINGS,
                 **self._client,
             )
-        zsq_consumer = ZsqConsumer(consumer, prefetch, self._lease_s, timeout / 1000, self._work)
+        zsq_consumer = ZsqConsumer(
+            consumer,
+            prefetch,
+            self._lease_s,
+            timeout / 1000,
+            self._work,
+            backoff_of(self._backoff),
+        )
         self._consumers = [each for each in self._consumers if not each.closed] + [zsq_consumer]
         return zsq_consumer
 
@@ -280,6 +306,13 @@ def check_fields(message: dramatiq.Message[Any]) -> None:
         if not isinstance(value, kind):
             text = f"{name} is not a {kind.__name__}: {value!r:.80}"
             raise DecodeError(text, value, None)
+
+
+def outcome_of(error: BaseException | None) -> Outcome:
+    """Return what an actor has made of its message, for the backoff of the consumer."""
+    if error is None:
+        return Outcome.SUCCESS
+    return Outcome.NEITHER if isinstance(error, dramatiq.errors.Retry) else Outcome.FAILURE
 
 
 def translated(error: ZsqError) -> Exception:

@@ -24,6 +24,7 @@ from typing import Final
 
 from ...transport.client.blocking.client import Batch, Consumer, Message
 from ...transport.client.core.answer_memory import AnswerMemory, AnswerPlace, place_of
+from ...transport.client.core.consumer_backoff import ConsumerBackoff, Outcome
 from ...transport.client.core.message import Reason
 from ...transport.errors import ZsqError
 
@@ -100,13 +101,15 @@ class Held:
     It is answered once. What comes later changes nothing.
     """
 
-    __slots__ = ("_done", "_lock", "delivery", "message", "place", "source")
+    __slots__ = ("_done", "_lock", "delivery", "message", "outcome", "place", "source", "ticket")
 
     def __init__(self, source: ConsumerThread, delivery: Delivery, message: Message) -> None:
         self.source = source
         self.delivery = delivery
         self.message = message
         self.place = place_of(message)  # the same at each delivery
+        self.outcome = Outcome.SUCCESS  # for the backoff of the consumer
+        self.ticket = source.ticket
         self._done = False
         self._lock = threading.Lock()
         delivery.left.add(id(message))
@@ -125,6 +128,7 @@ class Held:
                 return False
             self.drop()
             self.source, self.delivery, self.message = newer.source, newer.delivery, newer.message
+            self.ticket = newer.ticket
             return True
 
     def finish(self) -> None:
@@ -159,11 +163,13 @@ class Held:
                 # The message goes to another worker, or comes back to this one.
                 log.warning("%s: the answer came too late: %s", self.message, error)
         self.source.work.end(self)
+        self.source.note(self)
 
 
 class ConsumerThread:
     """A thread with a consumer. `ready`: how many messages it may hold.
 
+    With `backoff`, the consumer backs off as a whole while the outcomes of `Held` are failures.
     `error` is the broker's refusal, after which nothing is received.
     """
 
@@ -174,8 +180,10 @@ class ConsumerThread:
         lease_s: float,
         wake: Callable[[], None],
         work: OpenWork,
+        backoff: ConsumerBackoff | None = None,
     ) -> None:
         self.consumer = consumer
+        self._backoff = backoff
         self.work = work
         self.error: ZsqError | None = None
         self._ready = ready
@@ -194,6 +202,7 @@ class ConsumerThread:
         """Subscribe, and begin to receive. The channel exists when this returns."""
         self.consumer.set_ready(self._ready)
         self.consumer.subscribe()
+        self.consumer._back_off_with(self._backoff)
         self._thread.start()
         return self
 
@@ -223,6 +232,16 @@ class ConsumerThread:
                 delivery = self._open[id(batch)] = Delivery(batch)
             held = Held(self, delivery, message)
         return held if self.work.begin(held) else None
+
+    @property
+    def ticket(self) -> int:
+        """The ticket of the backoff with which a message is taken now."""
+        return 0 if self._backoff is None else self._backoff.ticket
+
+    def note(self, held: Held) -> None:
+        """Note the outcome of a message for the backoff."""
+        if self._backoff is not None and not self._closed:
+            self.consumer._note_outcome(held.ticket, held.outcome)
 
     def set_ready(self, ready: int) -> None:
         """Change how many messages may be held. 0: receive no more, and keep what is held."""

@@ -436,7 +436,8 @@ class MemoryBroker(BrokerForTests):
         if peer not in core.consumers:
             raise UsageError(E_HELLO, "this connection is not subscribed; subscribe again")
         if isinstance(message, p.Ready):
-            core.set_ready(peer, message.ready)
+            probe_ns = self._now_ns + message.backoff_ms * NS_PER_MS if message.backoff_ms else 0
+            core.set_ready(peer, message.ready, probe_ns)
         elif isinstance(message, p.Fin | p.Req | p.Touch | p.Begun):
             refused = self._answered(channel, peer, message)
             if message.request or refused:

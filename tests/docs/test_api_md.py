@@ -28,13 +28,13 @@ from zsq.transport.wire import answers
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 SECTIONS: Final = {
     "Publishing": ("Producer", "Receipt"),
-    "Consuming": ("Consumer", "Batch", "Message"),
+    "Consuming": ("Consumer", "Backoff", "MessageBatch", "Batch", "Message"),
     "Reading by offset": ("Reader", "RangeReader"),
     "Administration": ("Admin",),
     "Exactly once into a topic": ("StageWriter", "StageCommitter"),
     "Embedded": ("DiskQueue",),
     "Errors": (
-        "ZsqError", "UsageError", "BrokerUnreachable", "Refused", "NotFound", "LeaseLost", "CorruptBlock", "DataLoss",
+        "ZsqError", "UsageError", "BrokerUnreachable", "Refused", "NotFound", "LeaseLost", "CorruptBlock", "DataLoss", "MessageFailed",
     ),
 }  # fmt: skip
 BREAK: Final = "\n\n"

@@ -269,3 +269,35 @@ def test_a_delay_that_is_over_is_none(
     gate.actor.send_with_options(args=(1,), delay=-1000)
     tasks.join(queue, timeout=WAIT_MS)
     assert gate.runs == [1]
+
+
+def test_a_worker_backs_off_while_its_actors_fail(broker: Broker, queue: str) -> None:
+    tasks = ZsqBroker(broker.tcp, backoff=zsq.Backoff(0.5, 1, failures=3))
+    works = threading.Event()
+    runs: list[int] = []
+
+    @dramatiq.actor(broker=tasks, queue_name=queue, max_retries=0, throws=ValueError)
+    def task(number: int) -> None:
+        runs.append(number)
+        if not works.is_set():
+            raise ValueError("the database is down")
+
+    for number in range(50):
+        task.send(number)
+    worker = dramatiq.Worker(tasks, worker_timeout=WAKE_MS, worker_threads=2)
+    worker.start()
+    try:
+        wait_for(lambda: client_of(tasks, queue).get("backoff_s") is not None, WAIT_S, "a backoff")
+        wait_for(lambda: client_of(tasks, queue)["in_flight_count"] == 0, WAIT_S, "a rest")
+        assert len(runs) < 25, "not the whole backlog"
+        works.set()
+        wait_for(lambda: len(runs) == 50, WAIT_S, "all messages")
+        wait_for(lambda: client_of(tasks, queue)["backoff_s"] is None, WAIT_S, "the end of it")
+    finally:
+        worker.stop()
+        tasks.close()
+
+
+def client_of(tasks: ZsqBroker, queue: str) -> dict[str, Any]:
+    clients = channel_of(tasks, queue)["clients"]
+    return clients[0] if clients else {}

@@ -466,10 +466,15 @@ class Settled(Wire):
 
 @record
 class Ready(Wire):
-    """The consumer's credit: how many messages it may hold at a time (NSQ's RDY)."""
+    """The consumer's credit: how many messages it may hold at a time (NSQ's RDY).
+
+    `backoff_ms`: 0, or the consumer backs off because its handlers fail, and this is the time until
+    its next probe. 1 also means that the probe is under way. It is only shown in statistics.
+    """
 
     op: ClassVar[int] = 33
     ready: int
+    backoff_ms: int = 0
 
 
 @record

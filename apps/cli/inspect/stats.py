@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -320,7 +321,12 @@ def _channels(report: BrokerStats, is_one: bool) -> Grid:
     names = ("depth", "in flight", "deferred", "oldest age", "finished/s", "drained in")
     grid = Grid("channels", _channel_names(is_one), (_STATE, *names))
     for topic, channel in _each_channel(report):
-        state = filter(None, ("paused" if channel.get("paused") else "", _word(channel)))
+        resting = channel.get("backing_off_count", 0)
+        words = (
+            "paused" if channel.get("paused") else "",
+            f"{resting} back off" if resting else "",
+        )
+        state = filter(None, (*words, _word(channel)))
         held = (
             _number(channel.get(field, ""))
             for field in ("depth", "in_flight_count", "deferred_count")
@@ -411,7 +417,9 @@ def _clients(report: BrokerStats, width: int) -> list[Grid]:
     if not clients:
         return []
     shown = [row for row in rows_of("consumer") if row.title]
-    names = (*(row.title for row in shown), "p99")
+    backs_off = any(client.get("backoff_s") is not None for _, _, client in clients)
+    state = (_STATE,) if backs_off else ()
+    names = (*state, *(row.title for row in shown), "p99")
     combined = Grid("consumers", ("topic", "channel", "consumer"), names)
     parts: dict[tuple[str, str], Grid] = {}
     for topic, channel, client in clients:
@@ -419,10 +427,25 @@ def _clients(report: BrokerStats, width: int) -> list[Grid]:
             (topic, channel), Grid(f"consumers of {topic}/{channel}", ("consumer",), names)
         )
         name = str(client.get("client_id", ""))
-        cells = (*(_number(client.get(row.name, "")) for row in shown), *_latency(client, 0.99))
+        cells = (
+            *((_backoff(client.get("backoff_s")),) if backs_off else ()),
+            *(_number(client.get(row.name, "")) for row in shown),
+            *_latency(client, 0.99),
+        )
         combined.add(topic, channel, name, *cells)
         part.add(name, *cells)
     return [combined] if len(list(combined.tables(width))) == 1 else list(parts.values())
+
+
+def _backoff(seconds: float | None) -> str:
+    """Return what a consumer does while its handlers fail."""
+    if seconds is None:
+        return ""
+    return (
+        f"backing off, next probe in {math.ceil(seconds)} s"
+        if seconds
+        else "backing off, probing now"
+    )
 
 
 def _processes(processes: Sequence[ProcessStats]) -> Grid:

@@ -38,6 +38,11 @@ async function disconnect(topic, channel, one) {
   if (done) tell(done.count === 1 ? `${one.name} is disconnected.` : `${done.count} consumers are disconnected.`);
 }
 
+function backoff(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  return seconds ? `backing off, next probe in ${Math.ceil(seconds)} s` : "backing off, probing now";
+}
+
 function columns(model, topic, channel) {
   const plain = (key, title, width, rank, hint, format = count, warn = false) => ({
     key, title, hint: hint ?? "since it connected", num: true, width, rank, value: (one) => one[key], show: (cell, one) => figureCell(cell, format(one[key]), one[key], warn && one[key] ? "warn" : ""),
@@ -46,7 +51,7 @@ function columns(model, topic, channel) {
     {
       key: "name", title: "Consumer", value: (one) => one.name,
       show: (cell, one) => {
-        const marks = [one.nsq && "NSQ", one.tls && "TLS", one.sample_rate ? `${one.sample_rate} % sample` : ""].filter(Boolean).join(", ");
+        const marks = [one.nsq && "NSQ", one.tls && "TLS", one.sample_rate ? `${one.sample_rate} % sample` : "", backoff(one.backoff_s)].filter(Boolean).join(", ");
         const said = [one.name, marks, one.agent, one.address].join("\n");
         if (cell.said === said) return;
         cell.said = said;

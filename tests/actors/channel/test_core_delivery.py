@@ -67,6 +67,31 @@ def test_more_credit_sends_more_and_less_sends_none(harness: ChannelHarness) -> 
     assert not harness.channel.is_wanted()
 
 
+def test_consumers_that_back_off_are_counted_until_they_go_on_or_leave(
+    harness: ChannelHarness,
+) -> None:
+    harness.join(A, 2)
+    harness.join(B, 2)
+    channel, second = harness.channel, 1_000_000_000
+
+    def shown() -> tuple[int, list[float | None]]:
+        rows = [consumer.statistics(second)["backoff_s"] for consumer in channel.consumers.values()]
+        return channel.statistics(0)["backing_off_count"], rows
+
+    assert shown() == (0, [None, None])
+    channel.set_ready(A, 0, 9 * second)
+    channel.set_ready(B, 0, 3 * second)
+    assert shown() == (2, [8, 2])
+    channel.set_ready(A, 1, second)
+    assert shown() == (2, [0, 2]), "its probe is under way"
+    channel.set_ready(A, 2)
+    assert shown() == (1, [None, 2])
+    channel.unsubscribe(B)
+    assert shown() == (0, [None])
+    channel.set_ready(A, 2, -second)
+    assert shown() == (0, [None]), "a client may send anything"
+
+
 def test_a_channel_without_messages_does_not_change_whose_turn_it_is(
     harness: ChannelHarness,
 ) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,25 +14,11 @@ import pytest
 
 import zsq
 import zsq.aio
-from zsq.testing import LocalBroker, MemoryBroker, Namespace
+from zsq.testing import Namespace
 from zsq.transport.block.block import MESSAGE_BYTES_MAX
 
 WAIT_S = 30.0
 S = 1_000_000_000
-
-
-@pytest.fixture(scope="module")
-def memory() -> Iterator[MemoryBroker]:
-    with MemoryBroker() as broker:
-        yield broker
-
-
-@pytest.fixture(params=["memory", "real"])
-def space(request: pytest.FixtureRequest) -> Iterator[Namespace]:
-    fixture = "memory" if request.param == "memory" else "zsq_broker"
-    broker: MemoryBroker | LocalBroker = request.getfixturevalue(fixture)
-    with Namespace(broker) as one:
-        yield one
 
 
 def take(consumer: zsq.Consumer) -> zsq.Message:

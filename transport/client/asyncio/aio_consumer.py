@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from datetime import timedelta
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
 from ...system import calls_on_signals
 from ...wire.protocol import DEAD
 from ..blocking.consumer import ConsumerBase
+from ..core.consumer_backoff import Backoff, backoff_of
 from ..core.consumer_session import EVERY
 from ..core.handling import Handling, OnDeleted
 from ..core.message import BatchView, Delay, MessageView, Reason, when_again
+from ..core.message_batch import MessageBatch, limits_of
 from ..core.subscription import ConsumerEngine
 from ..link.timeouts import deadline_of
 from .aio_asker import AsyncioClient, Turner
-from .aio_runner import Runner
+from .aio_runner import BatchRunner, Runner
 
 
 class Message(MessageView):
@@ -90,7 +94,9 @@ class Batch(BatchView[Message]):
         self.owner._touch(self.delivery)
 
 
-Handler = Callable[[Message], Awaitable[object]]
+Handler = (
+    Callable[[Message], Awaitable[object]] | Callable[[MessageBatch[Message]], Awaitable[object]]
+)
 
 
 class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[ConsumerEngine]]):
@@ -164,6 +170,11 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
         signals: bool = True,
         max_extension: float | timedelta | None = None,
         on_deleted: OnDeleted = "wait",
+        backoff: bool | Backoff = True,
+        batch: int | None = None,
+        batch_wait: float | timedelta = 0.2,
+        batch_bytes: int | None = None,
+        halving: bool = False,
     ) -> None:
         """Await `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
@@ -172,9 +183,16 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
         `__call__` is one, or a `functools.partial` of those. Anything else raises `UsageError`
         before a message is taken. See `zsq.Consumer.run`.
         """
-        handling = Handling(handler, requeue_delay, on_error, awaits=True)
-        working = self._begin_run(concurrency, max_extension, on_deleted)
-        runner = Runner(handling, working, self.receive, self._stop_taking)
+        handling = Handling(handler, requeue_delay, on_error, awaits=True, halves=halving)
+        machine = backoff_of(backoff)
+        limits = limits_of(batch, batch_wait, batch_bytes, self._window.fixed, halving=halving)
+        working = self._begin_run(concurrency, max_extension, on_deleted, machine, limits)
+        kind: type[Runner] = Runner
+        take: Callable[[], Any] = self.receive
+        if limits is not None:
+            gather = partial(self._gather, limits, working, machine)
+            kind, take = BatchRunner, partial(self._next_batch, asyncio.Lock(), gather)
+        runner = kind(handling, working, take, self._stop_taking, machine, self._note_outcome)
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
 
         async def work() -> None:
@@ -195,6 +213,21 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
                 await self.close()
             if runner.error is not None:
                 raise runner.error
+
+    async def _next_batch(
+        self, one_at_a_time: asyncio.Lock, gather: Callable[[], Generator[int, bool, Any]]
+    ) -> list[Message] | None:
+        """Return the messages of the next batch, or None when the consumer closes."""
+        async with one_at_a_time:
+            with contextlib.closing(gather()) as steps:
+                try:
+                    until_ns = next(steps)
+                    while True:
+                        arrived = self._hold(await self._take_next(until_ns), until_ns)
+                        until_ns = steps.send(arrived)
+                except StopIteration as end:
+                    messages: list[Message] | None = end.value
+                    return messages
 
     def _stop_taking(self) -> None:
         self._closing = True

@@ -13,14 +13,17 @@ import inspect
 import logging
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from ...errors import UsageError
+from ..core.batch_handling import BatchHandling
+from ..core.consumer_backoff import ConsumerBackoff, Outcome
 from ..core.extensions import Working
-from ..core.handling import Handling, Requeue, RunnerBase, raised_by_signal
+from ..core.handling import Handling, Requeue, RunnerBase, outcome_of, raised_by_signal
 
 log = logging.getLogger("zsq")
+_T = TypeVar("_T")
 
 
 class Runner(RunnerBase):
@@ -34,8 +37,10 @@ class Runner(RunnerBase):
         working: Working,
         take: Callable[[], Awaitable[Any]],
         stop: Callable[[], object],
+        backoff: ConsumerBackoff | None,
+        note: Callable[[int, Outcome], object],
     ) -> None:
-        super().__init__(handling, working, take, stop)
+        super().__init__(handling, working, take, stop, backoff, note)
         self._caller = asyncio.current_task()
         self._cancels = self._count_cancels()
 
@@ -51,6 +56,7 @@ class Runner(RunnerBase):
             raise
 
     async def work(self) -> None:
+        backoff = self._backoff
         try:
             while True:
                 try:
@@ -63,12 +69,18 @@ class Runner(RunnerBase):
                     continue
                 if message is None:
                     return
-                if not self._working.goes_on(message):
-                    await _in_context(self.context.copy(), self.handle(message))
+                ticket = 0 if backoff is None else backoff.ticket
+                outcome = await _in_context(self.context.copy(), self.handle(message))
+                if backoff is not None and not (backoff.is_calm and outcome is Outcome.SUCCESS):
+                    self._note(ticket, outcome)
         except Exception as error:
             self._fail(error)
 
-    async def handle(self, message: Any) -> None:
+    async def handle(self, taken: Any) -> Outcome:
+        """Handle what `take` has returned."""
+        message = taken
+        if self._working.goes_on(message):
+            return Outcome.NEITHER
         worker = asyncio.current_task()
         begun_ns = self._working.begin(worker, message)
         try:
@@ -81,16 +93,18 @@ class Runner(RunnerBase):
                 raise
             await self._report(message, error)
             await self._requeue(message, error)
-            return
+            return Outcome.FAILURE
         if result is not None:
             try:
                 self.handling.check_result(result)
             except UsageError as error:
                 await self._requeue(message, error, {"delay": 0})
                 raise
-        if not message.answered:
-            with self._answering(message):
-                await message.finish()
+        if message.answered:
+            return outcome_of(message)
+        with self._answering(message):
+            await message.finish()
+        return Outcome.SUCCESS
 
     async def _report(self, message: Any, error: BaseException) -> None:
         try:
@@ -125,10 +139,35 @@ class Runner(RunnerBase):
         return isinstance(error, GeneratorExit) or raised_by_signal(error)
 
 
+class BatchRunner(Runner):
+    """Handle batches, which `take` returns as lists of messages. See `BatchHandling`."""
+
+    @cached_property
+    def _batches(self) -> BatchHandling:
+        return BatchHandling(self.handling, self._working, self._ends)
+
+    async def handle(self, taken: Any) -> Outcome:
+        steps = self._batches.steps(taken)
+        try:
+            call = next(steps)
+            while True:
+                try:
+                    result = call()
+                    if inspect.isawaitable(result):
+                        result = await result
+                except BaseException as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(result)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+
 @types.coroutine
 def _in_context(
-    context: contextvars.Context, coroutine: Coroutine[Any, Any, None]
-) -> Generator[Any, Any, None]:
+    context: contextvars.Context, coroutine: Coroutine[Any, Any, _T]
+) -> Generator[Any, Any, _T]:
     """Await a coroutine in this context, in the current task.
 
     A task of its own could have the context too, but the handler of a message must be in the task
@@ -138,8 +177,9 @@ def _in_context(
     while True:
         try:
             awaited = context.run(step)
-        except StopIteration:
-            return
+        except StopIteration as end:
+            result: _T = end.value
+            return result
         try:
             step = partial(coroutine.send, (yield awaited))
         except GeneratorExit:

@@ -3,9 +3,10 @@
 A handler gets one message at a time in each thread. `core/handling.py` says what its result and
 errors mean.
 
-The channel defines the backoff, so the operator sets it in one place for all consumers. Rejected: a
-backoff with jitter in each client, as in earlier versions. Its purpose is that independent clients
-do not act at the same moment. The channel's credit already ensures that.
+The channel defines the backoff of a message, so the operator sets it in one place for all
+consumers. Rejected: a backoff with jitter in each client, as in earlier versions. Its purpose is
+that independent clients do not act at the same moment. The channel's credit already ensures that.
+`core/consumer_backoff.py` decides when the consumer as a whole takes no messages.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
@@ -33,10 +35,18 @@ from ...wire.protocol import (
     UNBEGUN,
 )
 from ..core.asking import on_wire
+from ..core.consumer_backoff import Backoff, ConsumerBackoff, Outcome, backoff_of
 from ..core.consumer_session import ConsumerSession, LeasedBlock
 from ..core.extensions import Working, check_extension
 from ..core.handling import Handling, OnDeleted, awaits_topic
 from ..core.message import Batch, Delay, Message
+from ..core.message_batch import (
+    BatchGathering,
+    BatchLimits,
+    MessageBatch,
+    by_delivery,
+    limits_of,
+)
 from ..core.prefetch import Prefetch, Window
 from ..core.subscription import ConsumerEngine, share_of
 from ..link.timeouts import FAR_NS, check_timeout, deadline_of
@@ -44,10 +54,10 @@ from .client_base import BlockingClient, ClientBase
 from .drive import Drive
 from .producer import check_times
 from .program_end import name_of
-from .runner import Runner, draining_on_signals
+from .runner import BatchRunner, Runner, draining_on_signals
 
 _DriveT = TypeVar("_DriveT")
-Handler = Callable[[Message], object]
+Handler = Callable[[Message], object] | Callable[[MessageBatch[Message]], object]
 
 ANSWER_S: Final = 30.0  # how long a consumer without a time-out waits for a reply
 FOREIGN: Final = "the parent process received this message, and only that process can answer it"
@@ -316,17 +326,97 @@ class ConsumerBase(ClientBase[_DriveT]):
     # Running a handler
 
     def _begin_run(
-        self, concurrency: int, max_extension: float | timedelta | None, on_deleted: OnDeleted
+        self,
+        concurrency: int,
+        max_extension: float | timedelta | None,
+        on_deleted: OnDeleted,
+        backoff: ConsumerBackoff | None,
+        limits: BatchLimits | None,
     ) -> Working:
         """Check the arguments of `run`, and begin to receive for so many handlers."""
         check_concurrency(concurrency)
         waits = awaits_topic(on_deleted)
         self._check_open()
         max_extension_s = check_extension(max_extension)
-        self._window.open(concurrency)
+        self._window.open(concurrency * (limits.count_max if limits is not None else 1))
         drive: Any = self._drive()
         drive.engine.persist(awaits_topic=waits)
+        drive.engine.back_off_with(backoff)
         return Working(drive.engine.extensions, self._window, max_extension_s)
+
+    def _gather(
+        self, limits: BatchLimits, working: Working, backoff: ConsumerBackoff | None
+    ) -> Generator[int, bool, list[Any] | None]:
+        """Gather the messages of the next batch for a handler of `run`.
+
+        Yield how long to wait for a delivery. The caller sends whether messages may be held now.
+        Return None when the consumer closes. Messages that no handler gets, because the consumer
+        closes or backs off meanwhile, are given back and use no attempt.
+        """
+        while not self._closing:
+            gathering: BatchGathering[Any] = BatchGathering(limits)
+            try:
+                ticket = yield from self._fill(gathering, working, backoff)
+            except BaseException:
+                self._give_gathered_back(gathering.messages, working)
+                raise
+            messages = [one for one in gathering.messages if one._batch.delivery.live]
+            if self._closing or (backoff is not None and backoff.ticket != ticket):
+                self._give_gathered_back(gathering.messages, working)
+            elif messages:
+                return messages
+            else:
+                working.end_batch(gathering.messages, None)
+        return None
+
+    def _fill(
+        self,
+        gathering: BatchGathering[Any],
+        working: Working,
+        backoff: ConsumerBackoff | None,
+    ) -> Generator[int, bool, int]:
+        """Gather until the batch is complete. Return the ticket of its first message.
+
+        A probe does not wait for more messages, because none come.
+        """
+        ticket = 0
+        while not (self._closing or gathering.is_complete(time.monotonic_ns())):
+            message = self._take_fitting(gathering)
+            if message is not None:
+                now_ticket = 0 if backoff is None else backoff.ticket
+                if working.goes_on(message):
+                    self._note_outcome(now_ticket, Outcome.NEITHER)
+                    continue
+                ticket = ticket if gathering.messages else now_ticket
+                gathering.add(message, time.monotonic_ns())
+                working.gathered(message)
+            elif (gathering.messages and backoff is not None and backoff.limit is not None) or (
+                not gathering.is_complete(time.monotonic_ns()) and not (yield gathering.until_ns)
+            ):
+                break
+        return ticket
+
+    def _take_fitting(self, gathering: BatchGathering[Any]) -> Any:
+        """Return the next message that is held here, if this batch has room for it, or None."""
+        try:
+            waiting = self._messages[0]
+        except IndexError:
+            return None
+        return self._take_held() if gathering.has_room(waiting) else None
+
+    def _give_gathered_back(self, messages: Sequence[Any], working: Working) -> None:
+        working.end_batch(messages, None)
+        for delivery, group in by_delivery(messages):
+            with contextlib.suppress(Refused):
+                self._requeue(delivery, [message._index for message in group], UNBEGUN, "")
+
+    def _note_outcome(self, ticket: int, outcome: Outcome) -> None:
+        """Note the outcome of a handler of `run`, see `ConsumerBackoff`."""
+        drive: Any = self._made
+        if drive is not None:
+            with drive.lock:
+                drive.engine.handled(ticket, outcome)
+                drive.settle()
 
 
 class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[ConsumerEngine]]):
@@ -415,6 +505,12 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
                 drive.engine.give_all_back()
                 drive.settle()
 
+    def _back_off_with(self, backoff: ConsumerBackoff | None) -> None:
+        """Let this backoff decide whether messages come. See `_note_outcome`."""
+        drive = self._drive()
+        with drive.lock:
+            drive.engine.back_off_with(backoff)
+
     @property
     def _waiting(self) -> int:
         """The number of messages that are held here."""
@@ -439,9 +535,9 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
                 elif not self._outside(self._refill):
                     return
 
-    def _refill(self) -> bool:
-        """Wait for messages to hold. Return False when the consumer closes."""
-        return self._hold(self._take_next(FAR_NS), FAR_NS)
+    def _refill(self, deadline_ns: int = FAR_NS) -> bool:
+        """Wait for messages to hold. Return False at the deadline, or when the consumer closes."""
+        return self._hold(self._take_next(deadline_ns), deadline_ns)
 
     @contextlib.contextmanager
     def _iterating(self) -> Iterator[None]:
@@ -506,6 +602,11 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         signals: bool = True,
         max_extension: float | timedelta | None = None,
         on_deleted: OnDeleted = "wait",
+        backoff: bool | Backoff = True,
+        batch: int | None = None,
+        batch_wait: float | timedelta = 0.2,
+        batch_bytes: int | None = None,
+        halving: bool = False,
     ) -> None:
         """Call `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
@@ -529,10 +630,27 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         A topic that is deleted while this consumer is connected is not created again by it. With
         `on_deleted="wait"`, `run` logs a warning, and goes on when the topic exists again. With
         "raise", it ends with `NotFound`.
+
+        When five handlers have failed in a row, the consumer backs off as a whole: it gives its
+        other messages to other consumers, waits for 2 s or longer, and then probes with one
+        message. `backoff` is True, False, or a `zsq.Backoff`.
+
+        With `batch`, the handler gets a `zsq.MessageBatch` of up to so many messages. It is called
+        when there are so many, when the next message would make it larger than `batch_bytes`, or
+        `batch_wait` seconds after its first message. If it raises, all messages are requeued that
+        are not answered. With `halving`, they are first handled again in halves, until each message
+        that fails is alone. Then `on_error` may get a batch instead of a message.
         """
-        handling = Handling(handler, requeue_delay, on_error, awaits=False)
-        working = self._begin_run(concurrency, max_extension, on_deleted)
-        runner = Runner(handling, working, self._next_to_handle, self._stop_taking)
+        handling = Handling(handler, requeue_delay, on_error, awaits=False, halves=halving)
+        machine = backoff_of(backoff)
+        limits = limits_of(batch, batch_wait, batch_bytes, self._window.fixed, halving=halving)
+        working = self._begin_run(concurrency, max_extension, on_deleted, machine, limits)
+        kind: type[Runner] = Runner
+        take: Callable[[], Any] = self._next_to_handle
+        if limits is not None:
+            gather = partial(self._gather, limits, working, machine)
+            kind, take = BatchRunner, partial(self._next_batch, threading.Lock(), gather)
+        runner = kind(handling, working, take, self._stop_taking, machine, self._note_outcome)
 
         def work() -> None:
             with self._running():
@@ -570,6 +688,25 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
                 message._give_back(UNBEGUN, "")
             return None
         return message
+
+    def _next_batch(
+        self, one_at_a_time: threading.Lock, gather: Callable[[], Generator[int, bool, Any]]
+    ) -> list[Message] | None:
+        """Return the messages of the next batch, or None when the consumer closes.
+
+        One thread gathers at a time, so that the messages do not go to several small batches.
+        """
+        with one_at_a_time, contextlib.closing(gather()) as steps:
+            try:
+                until_ns = next(steps)
+                while True:
+                    wait = partial(self._refill, until_ns)
+                    # With messages in hand, `close` waits until they are given back.
+                    arrived = self._outside(wait) if until_ns == FAR_NS else wait()
+                    until_ns = steps.send(arrived)
+            except StopIteration as end:
+                messages: list[Message] | None = end.value
+                return messages
 
     def _stop_taking(self) -> None:
         """Stop receiving. A signal handler may call this, because it takes no lock."""

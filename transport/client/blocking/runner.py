@@ -9,10 +9,13 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 from ...errors import UsageError
-from ..core.handling import Requeue, RunnerBase, raised_by_signal
+from ..core.batch_handling import BatchHandling
+from ..core.consumer_backoff import Outcome
+from ..core.handling import Requeue, RunnerBase, outcome_of, raised_by_signal
 from ..core.message import Message
 
 
@@ -21,13 +24,20 @@ class Runner(RunnerBase):
 
     def work(self) -> None:
         try:
-            while (message := self._take()) is not None:
-                if not self._working.goes_on(message):
-                    self.context.copy().run(self.handle, message)
+            backoff = self._backoff
+            while (taken := self._take()) is not None:
+                ticket = 0 if backoff is None else backoff.ticket
+                outcome = self.context.copy().run(self.handle, taken)
+                if backoff is not None and not (backoff.is_calm and outcome is Outcome.SUCCESS):
+                    self._note(ticket, outcome)
         except BaseException as error:
             self._fail(error)
 
-    def handle(self, message: Message) -> None:
+    def handle(self, taken: Any) -> Outcome:
+        """Handle what `take` has returned."""
+        message: Message = taken
+        if self._working.goes_on(message):
+            return Outcome.NEITHER
         worker = threading.get_ident()
         begun_ns = self._working.begin(worker, message)
         try:
@@ -40,16 +50,18 @@ class Runner(RunnerBase):
                 raise
             self._report(message, error)
             self._requeue(message, error)
-            return
+            return Outcome.FAILURE
         if result is not None:
             try:
                 self.handling.check_result(result)
             except UsageError as error:
                 self._requeue(message, error, {"delay": 0})
                 raise
-        if not message.answered:
-            with self._answering(message):
-                message.finish()
+        if message.answered:
+            return outcome_of(message)
+        with self._answering(message):
+            message.finish()
+        return Outcome.SUCCESS
 
     def _report(self, message: Message, error: BaseException) -> None:
         try:
@@ -63,6 +75,29 @@ class Runner(RunnerBase):
         if not message.answered:
             with self._answering(message):
                 message.requeue(**(how or self.handling.again(message)), error=error)
+
+
+class BatchRunner(Runner):
+    """Handle batches, which `take` returns as lists of messages. See `BatchHandling`."""
+
+    @cached_property
+    def _batches(self) -> BatchHandling:
+        return BatchHandling(self.handling, self._working, raised_by_signal)
+
+    def handle(self, taken: Any) -> Outcome:
+        steps = self._batches.steps(taken)
+        try:
+            call = next(steps)
+            while True:
+                try:
+                    result = call()
+                except BaseException as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(result)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
 
 
 @contextlib.contextmanager

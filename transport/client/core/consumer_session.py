@@ -61,6 +61,7 @@ from ...wire.protocol import (
 from ...wire.rows import check_rows, heartbeat
 from ..link.reaction import Reaction
 from .confirm import Confirm
+from .consumer_backoff import ConsumerBackoff
 from .finish_memory import FinishMemory
 from .transition import Transition, transition_of
 
@@ -298,6 +299,7 @@ class ConsumerSession:
             raise UsageError(E_BAD_ARGUMENT, f"ready must be 0 to {READY_MAX}, not {ready}")
         self.state = _S.DOWN
         self.ready = ready
+        self.backoff: ConsumerBackoff | None = None  # sent with the credit, for the statistics
         self.label = label
         self.sample_rate = sample_rate
         self.reports = reports
@@ -520,7 +522,11 @@ class ConsumerSession:
             raise UsageError(E_BAD_ARGUMENT, f"ready must be 0 to {READY_MAX}, not {ready}")
         self.ready = ready
         if self.state is _S.OPEN:
-            self.words.append(Ready(ready))
+            self._send_ready()
+
+    def _send_ready(self) -> None:
+        backoff_ms = self.backoff.probe_ms(time.monotonic_ns()) if self.backoff is not None else 0
+        self.words.append(Ready(self.ready, backoff_ms))
 
     # Incoming messages
 
@@ -548,8 +554,9 @@ class ConsumerSession:
         self.message_timeout_ms = message.message_timeout_ms
         self.heartbeat_ms = heartbeat(message.heartbeat_ms)
         self.ordered = message.ordered
-        if self.ready != self._joined_with:  # it was changed meanwhile
-            self.words.append(Ready(self.ready))
+        is_backing_off = self.backoff is not None and self.backoff.limit is not None
+        if self.ready != self._joined_with or is_backing_off:  # it was changed meanwhile
+            self._send_ready()
         return reaction
 
     def on_deliver(self, message: Deliver, blocks: list[Block], now_ns: int) -> Reaction:

@@ -10,46 +10,63 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final
 
 from ...errors import E_BAD_ARGUMENT, UsageError
 from ..link.timeouts import FAR_NS
-from .consumer_session import LeasedBlock
+from .consumer_session import ConsumerSession, LeasedBlock
 from .message import MessageView
 from .prefetch import Window
 
 SHARE: Final = 3
 NS_PER_S: Final = 1_000_000_000
 Touch = Callable[[LeasedBlock, list[int]], object]
+Place = tuple[ConsumerSession, int, int]
+"""Which message it is, whatever its delivery is: its session, its offset, and its time."""
 
 
 class Work:
     """One message whose handler works."""
 
-    __slots__ = ("begun_ns", "delivery", "index", "next_ns")
+    __slots__ = ("begun_ns", "delivery", "index", "is_gathered", "next_ns")
 
     def __init__(self, delivery: LeasedBlock, index: int, now_ns: int) -> None:
+        self.is_gathered = False  # True while it waits for its batch, and no handler has it
         self.delivery = delivery
         self.index = index
         self.begun_ns = now_ns
         self.next_ns = now_ns + delivery.timeout_ms * 1_000_000 // SHARE
 
 
-class Extensions:
-    """The messages whose handlers work now, at most one for each thread or task.
+def _place(delivery: LeasedBlock, index: int) -> Place:
+    return delivery.session, delivery.offset(index), delivery.block.time_of(index)
 
-    `begin` and `end` may be called by any thread, and take no lock: both change one dict by one
-    operation. `longest_ns` is how long a handler may work under an extended lease.
+
+class Extensions:
+    """The messages whose handlers work now: one for each thread or task, or those of its batch.
+
+    `begin` and `end` may be called by any thread, and take no lock: each operation on a dict is one
+    step. `longest_ns` is how long a handler may work under an extended lease.
     """
 
     def __init__(self) -> None:
         self.longest_ns = FAR_NS
         self._works: dict[object, Work] = {}
+        # Works whose link was lost, as far as it was known at these epochs of the sessions. A batch
+        # may have thousands of them, and so may the deliveries in which they come back.
+        self._orphans: dict[Place, tuple[object, Work]] = {}
+        self._orphans_of: dict[ConsumerSession, int] = {}
 
     def begin(self, worker: object, delivery: LeasedBlock, index: int, now_ns: int) -> None:
+        if not delivery.live:
+            self._orphans_of.clear()
         self._works[worker] = Work(delivery, index, now_ns)
+
+    def gather(self, worker: object, *, is_gathered: bool) -> None:
+        """Note whether this message waits for its batch, or is with its handler."""
+        self._works[worker].is_gathered = is_gathered
 
     def end(self, worker: object) -> None:
         self._works.pop(worker, None)
@@ -57,20 +74,22 @@ class Extensions:
     def adopt(self, delivery: LeasedBlock, index: int, now_ns: int) -> bool:
         """Return True if a handler works on this message, which has come back on a new link.
 
-        Its lease is extended from now on. When the handler ends, its finish is for this delivery.
+        Its lease is extended from now on. When the handler ends, its finish is for this delivery. A
+        message that waits for its batch is with no handler, so it is taken once more.
         """
-        for work in list(self._works.values()):
-            old = work.delivery
-            if (
-                not old.live
-                and old.session is delivery.session
-                and old.offset(work.index) == delivery.offset(index)
-                and old.block.time_of(work.index) == delivery.block.time_of(index)
-            ):
-                work.delivery, work.index = delivery, index
-                work.next_ns = now_ns + delivery.timeout_ms * 1_000_000 // SHARE
-                return True
-        return False
+        if self._orphans_of.get(delivery.session) != delivery.epoch:
+            self._orphans_of[delivery.session] = delivery.epoch
+            self._orphans = {
+                _place(work.delivery, work.index): (worker, work)
+                for worker, work in list(self._works.items())
+                if not (work.is_gathered or work.delivery.live)
+            }
+        worker, work = self._orphans.get(_place(delivery, index), (None, None))
+        if work is None or self._works.get(worker) is not work or work.delivery.live:
+            return False
+        work.delivery, work.index = delivery, index
+        work.next_ns = now_ns + delivery.timeout_ms * 1_000_000 // SHARE
+        return True
 
     def on_time(self, now_ns: int, touch: Touch) -> int:
         """Extend the leases that are due, and return when the next one is."""
@@ -92,7 +111,8 @@ class Extensions:
 class Working:
     """The handlers of `run` that work now: their leases are extended, and their times measured.
 
-    `worker` is what calls a handler: a thread or a task. It calls one handler at a time.
+    `worker` is what calls a handler: a thread or a task. It calls one handler at a time. A batch
+    has no worker: each of its messages is noted by itself.
     """
 
     def __init__(self, extensions: Extensions, window: Window, max_extension_s: float) -> None:
@@ -107,6 +127,29 @@ class Working:
         now_ns = time.monotonic_ns()
         self._extensions.begin(worker, message._batch.delivery, message._index, now_ns)
         return now_ns
+
+    def gathered(self, message: MessageView) -> None:
+        """Note that this message waits for its batch, so that its lease is extended."""
+        now_ns = time.monotonic_ns()
+        self._extensions.begin(message, message._batch.delivery, message._index, now_ns)
+        self._extensions.gather(message, is_gathered=True)
+
+    def begin_batch(self, messages: Sequence[MessageView]) -> int:
+        """Note that a handler begins with these messages. Return the time, in nanoseconds."""
+        for message in messages:
+            self._extensions.gather(message, is_gathered=False)
+        return time.monotonic_ns()
+
+    def end_batch(self, messages: Sequence[MessageView], begun_ns: int | None) -> None:
+        """Note that nobody works on the messages of a batch any more.
+
+        `begun_ns` is when its handler began, if it did. The messages were handled side by side, as
+        by so many handlers, which is how the window counts.
+        """
+        for message in messages:
+            self._extensions.end(message)
+        if begun_ns is not None:
+            self._window.handled((time.monotonic_ns() - begun_ns) / NS_PER_S)
 
     def goes_on(self, message: MessageView) -> bool:
         """Return True if a handler works on this message already, see `Extensions.adopt`."""

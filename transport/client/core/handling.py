@@ -27,7 +27,11 @@ of `run`:
   copy of the context in which `run` was called, in every thread or task. `on_error` and
   `requeue_delay` run in the copy of their message.
 - **The handler fails for each message, or always for one:** the message comes again after each
-  backoff. With `max_attempts`, the channel makes it a dead letter after its last attempt.
+  backoff. With `max_attempts`, the channel makes it a dead letter after its last attempt. If it
+  fails for five in a row, the consumer backs off as a whole, see
+  [channels.md](channels.md#how-a-consumer-backs-off).
+- **The handler gets batches** (`batch=`): the same, for all messages of the batch that are not
+  answered, see [channels.md](channels.md#handlers-of-batches).
 - **The handler kills its process:** the channel delivers its messages to another consumer when the
   link is lost or the lease has ended.
 - **The handler never ends:** it occupies one of the `concurrency` threads or tasks, and its message
@@ -54,9 +58,10 @@ from concurrent.futures import Future
 from typing import Any, Final, Literal, TypedDict, get_args
 
 from ...errors import E_BAD_ARGUMENT, UsageError, ZsqError
-from ...wire.protocol import REQUEUE_DELAY_MS_MAX
+from ...wire.protocol import BACKOFF, DEAD, REQUEUE_DELAY_MS_MAX
+from .consumer_backoff import ConsumerBackoff, Outcome
 from .extensions import Working
-from .message import Delay, as_seconds, when_again
+from .message import Delay, MessageView, as_seconds, when_again
 
 log = logging.getLogger("zsq")
 
@@ -135,8 +140,20 @@ def _code_of(function: Any) -> Any:
 class Handling:
     """The callables that a caller has given to `run`."""
 
-    def __init__(self, handler: Any, requeue_delay: Any, on_error: Any, *, awaits: bool) -> None:
-        """Check the arguments. `awaits`: True if `run` awaits the handler."""
+    def __init__(
+        self,
+        handler: Any,
+        requeue_delay: Any,
+        on_error: Any,
+        *,
+        awaits: bool,
+        halves: bool = False,
+    ) -> None:
+        """Check the arguments.
+
+        `awaits`: True if `run` awaits the handler. `halves`: True if a batch that fails is handled
+        again in halves.
+        """
         check_callable("the handler", handler)
         if handler is None:
             raise UsageError(E_BAD_ARGUMENT, "the handler must be callable, not None")
@@ -172,6 +189,7 @@ class Handling:
         if requeue_delay is not None and not callable(requeue_delay):
             when_again(requeue_delay, False)
         self.handler = handler
+        self.halves = halves
         self._delay = requeue_delay
         self._on_error = on_error
         self._warned = False
@@ -235,6 +253,14 @@ class Handling:
             log.warning(text, "inf" if math.isinf(seconds) else f"{seconds:g}", DELAY_S_MAX)
 
 
+def outcome_of(message: MessageView) -> Outcome:
+    """Return the outcome of a handler that has returned."""
+    delay_ms = getattr(message, "_delay_ms", None)
+    if delay_ms is None or delay_ms == DEAD:
+        return Outcome.SUCCESS
+    return Outcome.FAILURE if delay_ms == BACKOFF else Outcome.NEITHER
+
+
 def awaits_topic(on_deleted: OnDeleted) -> bool:
     """Return True if `run` waits for a topic that was deleted. Check the value."""
     if on_deleted not in get_args(OnDeleted):
@@ -273,12 +299,15 @@ class RunnerBase:
         working: Working,
         take: Callable[[], Any],
         stop: Callable[[], object],
+        backoff: ConsumerBackoff | None,
+        note: Callable[[int, Outcome], object],
     ) -> None:
         """Create a runner.
 
         `working` is told which handlers work.
         `take` returns the next message, or None when the consumer closes. `stop` lets `take` return
-        None at once, in all threads or tasks.
+        None at once, in all threads or tasks. `note` is told the outcome of each handler and the
+        ticket of `backoff` with which it began, unless the outcome changes nothing.
         """
         self.handling = handling
         self.handler = handling.handler
@@ -288,6 +317,8 @@ class RunnerBase:
         self._working = working
         self._take = take
         self._stop = stop
+        self._backoff = backoff
+        self._note = note
         self._why = "the consumer was closed"
 
     def drain(self) -> None:

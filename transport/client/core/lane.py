@@ -27,10 +27,10 @@ from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Failed, Pub, PubDelayed, Welcome, Wire
 from ...wire.spread import PARTS_ASKED_NS, HasParts, KeyParts, parts_of_keys
-from ..link.backoff import Backoff
 from ..link.engine import Engine
 from ..link.link import Link
 from ..link.reaction import Reaction
+from ..link.refusal_pause import RefusalPause
 from .gather import Gather
 from .producer_session import UNKNOWN_OFFSET, PendingBlock, ProducerSession
 from .publish_arguments import Text, as_text, too_big
@@ -125,7 +125,7 @@ class Lane:
         # An idle lane does not create a deleted topic again.
         self.link.busy = lambda: self.session.unanswered or self.asked > 0
         self.link.needed = self.link.expects = self.link.busy
-        self.backoff = Backoff()
+        self.refusal_pause = RefusalPause()
         self.gather: Gather | None = None
         self._forgotten = 0
         self._uuid = ""  # the uuid of the topic to which the last link led
@@ -153,8 +153,8 @@ class Lane:
         """
         session, link = self.session, self.link
         self.engine.turns += 1
-        if now_ns < self.backoff.until_ns:
-            self.engine.sooner(self.backoff.until_ns)
+        if now_ns < self.refusal_pause.until_ns:
+            self.engine.sooner(self.refusal_pause.until_ns)
             return
         while link.up:
             sent = False
@@ -213,11 +213,11 @@ class Lane:
         reaction = session.on_word(message)
         if session.refused:
             if any(isinstance(pending.error, Refused) for pending in session.refused):
-                self.backoff.refused(now_ns)
+                self.refusal_pause.refused(now_ns)
             self._note_closed(session.refused)
             self._note_refused()
-        elif self.backoff.until_ns and type(message) is not Welcome:
-            self.backoff.ended()
+        elif self.refusal_pause.until_ns and type(message) is not Welcome:
+            self.refusal_pause.ended()
         if session.forgotten != self._forgotten:
             self._forgotten = session.forgotten
             log.warning(

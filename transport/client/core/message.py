@@ -252,8 +252,10 @@ class MessageView:
     so a consumer that is dropped is closed at once, and the message goes back to the channel.
     """
 
-    __slots__ = ("_answered", "_batch", "_consumer", "_index", "body")
+    # `_delay_ms` is set only when the message is given back.
+    __slots__ = ("_answered", "_batch", "_consumer", "_delay_ms", "_index", "body")
     _consumer: Any
+    _delay_ms: int
 
     def __init__(self, batch: Any, index: int, body: bytes) -> None:
         self._batch = batch
@@ -368,6 +370,7 @@ class MessageView:
     def _give_back(self, delay_ms: int, error: Reason) -> None:
         text = as_error(error)
         self._answer()
+        self._delay_ms = delay_ms
         self._batch.owner._requeue(self._batch.delivery, (self._index,), delay_ms, text)
 
     def __repr__(self) -> str:

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+from ...wire.protocol import READY_MAX
 from .consumer_session import ConsumerSession, LeasedBlock
 
 READY_MOST: Final = 2500
@@ -48,7 +49,7 @@ class Window:
         self._takes_batches = False
 
     def open(self, width: int) -> None:
-        """Begin to ask for messages. Up to `width` handlers work at a time."""
+        """Begin to ask for messages. Up to `width` are handled at a time."""
         self._width = max(self._width, width)
 
     def open_for_batches(self) -> None:
@@ -77,7 +78,8 @@ class Window:
         elif self._message_s:
             buffer_s = min(BUFFER_S, lease_s / LEASE_SHARE)
             ahead = int(min(buffer_s * self._width / self._message_s, READY_MOST))
-        return min(READY_MOST, max(self._width, in_hand) + ahead)
+        most = min(max(READY_MOST, self._width), READY_MAX)
+        return min(most, max(self._width, in_hand) + ahead)
 
 
 class Prefetch:

@@ -337,7 +337,7 @@ class ProducerEngine(Lanes):
                 topic = self.lanes.get(lane.part[0])
                 if topic is not None and topic.parts is not None:
                     topic.parts.leave(lane, now_ns)
-            if lane.backoff.until_ns and lane.session.queue:
+            if lane.refusal_pause.until_ns and lane.session.queue:
                 lane.pump(now_ns)
             if lane.gather is not None:
                 if lane.gather.due_ns <= now_ns:

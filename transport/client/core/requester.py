@@ -28,10 +28,10 @@ from ...wire.addresses import NOT_PRIMARY, Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Blocks, Done, Failed, Spread, Wire
 from ...wire.spread import HasParts, checked
-from ..link.backoff import Backoff
 from ..link.engine import Engine, Steps
 from ..link.link import AGAIN, Link
 from ..link.reaction import Reaction
+from ..link.refusal_pause import RefusalPause
 from ..link.timeouts import deadline_of, format_timeout
 from .asking import Question, Reply
 
@@ -103,7 +103,7 @@ class RequestEngine(Engine):
         self._requests: dict[int, Request] = {}
         self._number = 0
         # Each topic has its own backoff, so that a topic in trouble does not delay the others.
-        self._backoffs: dict[str, Backoff] = {}
+        self._backoffs: dict[str, RefusalPause] = {}
         self.link.needed = self.link.expects = lambda: bool(self._requests)
 
     def ask(self, number: int, message: Wire, *, repeatable: bool) -> Request:
@@ -210,7 +210,7 @@ class RequestEngine(Engine):
             request.sent = False
             self._requests[request.number] = request
             self._put_off = from_wire(message.code, message.text)
-            backoff = self._backoffs.setdefault(topic_of(request.message), Backoff())
+            backoff = self._backoffs.setdefault(topic_of(request.message), RefusalPause())
             backoff.refused(now_ns)
             self.sooner(backoff.until_ns)
         elif request is not None:
@@ -226,7 +226,7 @@ class RequestEngine(Engine):
         if isinstance(request.error, Refused):
             if topic not in self._backoffs and len(self._backoffs) >= BACKOFFS_MAX:
                 del self._backoffs[next(iter(self._backoffs))]
-            self._backoffs.setdefault(topic, Backoff()).refused(now_ns)
+            self._backoffs.setdefault(topic, RefusalPause()).refused(now_ns)
         else:
             self._backoffs.pop(topic, None)
 

@@ -47,6 +47,7 @@ from ..link.link import AGAIN, Link
 from ..link.reaction import Reaction
 from ..link.timeouts import FAR_NS, check_timeout, deadline_of, format_timeout
 from .confirm import Confirm
+from .consumer_backoff import BackoffState, ConsumerBackoff, Outcome
 from .consumer_session import EVERY, ConsumerSession, ConsumerState, LeasedBlock
 from .extensions import Extensions
 from .prefetch import READY_MOST, Prefetch, Window
@@ -167,9 +168,13 @@ class Leg:
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         if type(message) is Recall:
-            self.engine.give_back(self, message.count)
+            if self.engine.limit != 0:  # with 0, nothing is held but a probe that was just taken
+                self.engine.give_back(self, message.count)
             return Reaction.NOTHING
-        return self.session.on_word(message, blocks, now_ns)
+        reaction = self.session.on_word(message, blocks, now_ns)
+        if self.engine.limit == 0 and self.session.arrived:  # it was on its way
+            self.engine.give_back(self, self.session.unanswered)
+        return reaction
 
     def on_up(self, now_ns: int) -> None:
         self.link.heartbeat_ms = self.session.heartbeat_ms
@@ -267,6 +272,9 @@ class ConsumerEngine(Engine):
         self._prefetch: Callable[[], Prefetch | None] = lambda: None
         self.window = Window(session.ready)
         self.extensions = Extensions()
+        self.backoff: ConsumerBackoff | None = None
+        # How many more messages handlers may get. None: as many as they need.
+        self.limit: int | None = None
         # A function that is called when all leases are void.
         self.on_void: Callable[[], object] = self._void
         # A function that is called when all leases of one part are void.
@@ -324,6 +332,54 @@ class ConsumerEngine(Engine):
         for leg in [self._whole, *self.legs]:
             leg.link.passing |= PASSING
 
+    # Backing off
+
+    def back_off_with(self, backoff: ConsumerBackoff | None) -> None:
+        """Let this backoff decide from now on whether handlers get messages."""
+        self.backoff = backoff
+        for leg in [self._whole, *self.legs]:
+            leg.session.backoff = backoff
+
+    def handled(self, ticket: int, outcome: Outcome) -> None:
+        """Note the outcome of a handler that began with this ticket of the backoff."""
+        now_ns = time.monotonic_ns()
+        if self.backoff is not None and self.backoff.ended(ticket, outcome, now_ns):
+            self._obey_backoff(self.backoff, now_ns)
+
+    def _obey_backoff(self, backoff: ConsumerBackoff, now_ns: int) -> None:
+        """Ask for as many messages as the backoff allows, and give back what it does not allow.
+
+        The credit is lowered first, so that what is given back goes to other consumers.
+        """
+        self.limit = backoff.limit
+        self.sooner(backoff.until_ns)
+        place = f"{self.target.topic}/{self.target.channel}"
+        if backoff.limit is None:
+            log.warning("%s: the consumer backs off no more", place)
+            self.set_ready(self._credit())
+            return
+        if backoff.state is BackoffState.WAITING:
+            text = "%s: backing off, because handlers fail (level %d); the next probe is in %g s"
+            log.warning(text, place, backoff.level, backoff.settings.wait_s(backoff.level))
+        self._limit_ready(backoff.limit)
+        if not backoff.limit:
+            self.give_all_back()
+
+    def _limit_ready(self, limit: int) -> None:
+        """Ask each leg for up to `limit` messages beyond those whose handlers work."""
+        for leg in {id(leg): leg for leg in [self._whole, *self.legs]}.values():
+            allowed = limit and self.window.fixed != 0
+            leg.session.set_ready(leg.session.unanswered + limit if allowed else 0)
+        self.tell(time.monotonic_ns())
+
+    def _take_probe(self, delivery: LeasedBlock) -> None:
+        """Give back all messages but one of this delivery."""
+        assert self.backoff is not None
+        now_ns = time.monotonic_ns()
+        self.backoff.taken(now_ns)
+        delivery.session.give_back(delivery, delivery.unanswered()[1:])
+        self._obey_backoff(self.backoff, now_ns)
+
     @property
     def passing(self) -> frozenset[str]:
         """The codes of refusals after which the links try again."""
@@ -356,6 +412,7 @@ class ConsumerEngine(Engine):
             if name not in known:
                 session = self._of_part(len(every))
                 session.over = self._whole.session.over
+                session.backoff = self.backoff
                 new.append(Leg(self, name, self.target.channel, session, self.target.settings))
         self.has_parts = True
         self.legs = [leg for leg in self.legs if leg is not self._whole] + new
@@ -420,6 +477,8 @@ class ConsumerEngine(Engine):
         their delivery.
         """
         self.down_ns = time.monotonic_ns()
+        if self.backoff is not None and self.backoff.lost(self.down_ns):
+            self._obey_backoff(self.backoff, self.down_ns)
         if leg is not self._whole:
             self.on_part_void(leg.session)
         elif not self.has_parts:
@@ -473,16 +532,21 @@ class ConsumerEngine(Engine):
         for leg in list(self.legs):
             self.give_back(leg, leg.session.unanswered)
 
-    def _adapt(self) -> None:
-        """Ask for as many messages as the handlers need now."""
+    def _credit(self) -> int:
+        """Return how many messages the handlers need now."""
         sessions = [leg.session for leg in self.legs]
         waiting = len(self.prefetch.messages) + sum(
             delivery.block.count for session in sessions for delivery in session.arrived
         )
         in_hand = sum(session.unanswered for session in sessions) - waiting
         lease_s = self._first.session.message_timeout_ms / 1000
-        credit = self.window.credit(in_hand, lease_s)
-        now = self._whole.session.ready
+        return self.window.credit(in_hand, lease_s)
+
+    def _adapt(self) -> None:
+        """Ask for as many messages as the handlers need now."""
+        if self.limit is not None:
+            return
+        credit, now = self._credit(), self._whole.session.ready
         # A slightly smaller window is not worth a message.
         if credit > now or credit <= now - max(1, now // 4):
             self.set_ready(credit)
@@ -509,6 +573,10 @@ class ConsumerEngine(Engine):
         if self.prefetch.is_due or any(leg.session.taken for leg in self.legs):
             self.tell(now_ns)
         self.sooner(self.extensions.on_time(now_ns, self._touch))
+        if self.backoff is not None:
+            if self.backoff.due(now_ns):
+                self._obey_backoff(self.backoff, now_ns)
+            self.sooner(self.backoff.until_ns)
         if self._ask_ns != FAR_NS:
             if now_ns >= self._ask_ns:
                 self._ask_ns = now_ns + PARTS_ASKED_NS
@@ -625,6 +693,8 @@ class ConsumerEngine(Engine):
         Return None at the deadline, when the consumer closes, or when `shared()` is true. This
         means that another caller took a delivery, and some of its messages still wait.
         """
+        if closing():  # `close` may have ended the links, and nothing would end new ones
+            return None
         self.start()
         if not self.arrived or any(
             leg.session.untold >= leg.session.ready // TELL_SHARE for leg in self.legs
@@ -634,7 +704,11 @@ class ConsumerEngine(Engine):
             self._adapt()
         while not (closing() or shared()):
             if (delivery := self._next()) is not None:
+                if self.limit is not None:
+                    self._take_probe(delivery)
                 if delivery.alone and not (yield from self._begin_alone(delivery, closing)):
+                    if self.limit is not None and self.backoff is not None:
+                        self.handled(self.backoff.ticket, Outcome.NEITHER)
                     continue
                 if whole:
                     delivery.take(delivery.block.count)
@@ -709,6 +783,9 @@ class ConsumerEngine(Engine):
 
     def set_ready(self, ready: int) -> None:
         """Change how many messages may be unanswered. The parts of a topic share the number."""
+        if self.limit is not None:
+            self._limit_ready(self.limit)
+            return
         self._whole.session.set_ready(ready)
         for leg in self.legs:
             if leg is not self._whole:

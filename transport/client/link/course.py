@@ -13,7 +13,7 @@ from ...wire.address import Address, Space
 from ...wire.addresses import Rotation
 from ...wire.protocol import Spread
 from ...wire.spread import named_for, way_to
-from .backoff import Backoff
+from .refusal_pause import RefusalPause
 from .timeouts import MS
 
 BACKOFF_MS: Final = 50
@@ -31,7 +31,7 @@ class Course:
 
     def __init__(self, rotation: Rotation) -> None:
         self.rotation = self._home = rotation
-        self.backoff = Backoff()  # of refusals
+        self.refusal_pause = RefusalPause()  # of refusals
         self._failed = 0  # the number of addresses that failed since the last pause
         self._rounds = 0
         self._hang_ups = 0  # how often the peer hung up during the handshake, at any time
@@ -56,7 +56,9 @@ class Course:
         self._failed = 0
         pause_ms = min(BACKOFF_MS_MAX, BACKOFF_MS << min(self._rounds, 8))
         self._rounds += 1
-        return max(int(pause_ms * random.uniform(0.5, 1.0) * MS), self.backoff.until_ns - now_ns)
+        return max(
+            int(pause_ms * random.uniform(0.5, 1.0) * MS), self.refusal_pause.until_ns - now_ns
+        )
 
     def hang_up_pause_ns(self) -> int | None:
         """Return the pause after a handshake that was ended without a reason, if it is short."""

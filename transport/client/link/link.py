@@ -186,7 +186,7 @@ class Link:
             self._want(now_ns)
         if self.state not in (_S.IDLE, _S.REFUSED):
             return
-        pause_end_ns = self._course.backoff.until_ns
+        pause_end_ns = self._course.refusal_pause.until_ns
         if now_ns >= pause_end_ns:
             self._begin(now_ns)
         else:
@@ -392,7 +392,7 @@ class Link:
 
     def _turn_away(self, now_ns: int, error: ZsqError, request: int = 0) -> None:
         """Leave a broker that has answered that it is not the primary."""
-        self._course.backoff.refused(now_ns)
+        self._course.refusal_pause.refused(now_ns)
         self.turned_away = request
         self._die(now_ns, str(error), error, elsewhere=True)
         self.turned_away = 0
@@ -420,7 +420,7 @@ class Link:
         self.refusal = error
         self.wanted_ns = FAR_NS
         if isinstance(error, Refused):
-            self._course.backoff.refused(now_ns)
+            self._course.refusal_pause.refused(now_ns)
         self._step(_E.REFUSE, now_ns, error)
 
     # The machine

@@ -91,6 +91,7 @@ class ShownClient(TypedDict):
     address: str
     agent: str
     ready: int
+    backoff_s: float | None
     in_flight: int
     delivered: int
     finished: int
@@ -153,7 +154,7 @@ def channel_details(row: ChannelStats, known: Mapping[str, object]) -> ChannelPa
     counters = {
         name: value
         for name, value in row.items()
-        if name.endswith(("_count", "_bytes")) and name != "client_count"
+        if name.endswith(("_count", "_bytes")) and name not in ("client_count", "backing_off_count")
     }
     more = {
         "settings": row.get("settings", {}),

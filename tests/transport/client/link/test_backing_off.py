@@ -14,12 +14,12 @@ import pytest
 
 import zsq
 from zsq.transport.client.core.requester import BACKOFFS_MAX, RequestEngine
-from zsq.transport.client.link.backoff import (
+from zsq.transport.client.link.refusal_pause import (
     MS,
     REFUSED_FORGOTTEN_MS,
     REFUSED_MS,
     REFUSED_MS_MAX,
-    Backoff,
+    RefusalPause,
 )
 from zsq.transport.errors import (
     E_CLOSED,
@@ -41,7 +41,7 @@ TRIES_MAX = 20
 
 
 def test_each_refusal_doubles_the_pause_up_to_a_second() -> None:
-    backoff, now, pauses = Backoff(), 0, []
+    backoff, now, pauses = RefusalPause(), 0, []
     for _ in range(12):
         backoff.refused(now)
         pauses.append((backoff.until_ns - now) / MS)
@@ -59,7 +59,7 @@ def test_each_refusal_doubles_the_pause_up_to_a_second() -> None:
 
 
 def test_a_refusal_long_after_the_last_one_is_the_first_again() -> None:
-    backoff, now = Backoff(), 0
+    backoff, now = RefusalPause(), 0
     for _ in range(10):
         backoff.refused(now)
         now = backoff.until_ns

@@ -1,4 +1,4 @@
-"""Backoff: pauses before a request is sent again that the broker has refused."""
+"""Refusal pause: pauses before a request is sent again that the broker has refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REFUSED_MS_MAX: Final = 1_000
 REFUSED_FORGOTTEN_MS: Final = 10_000  # a refusal so long after the last pause counts as the first
 
 
-class Backoff:
+class RefusalPause:
     """Pause after refusals: 10 ms, doubled by each refusal up to 1 s, with jitter.
 
     Without it, a caller that tries again at once sends thousands of requests a second to a broker
