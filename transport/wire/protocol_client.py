@@ -770,6 +770,9 @@ class Commit(Wire):
     of them. Other stages of the transaction are dropped. Done.data: {"first_offset", "messages",
     "repeated": True if it was committed before}.
 
+    With `dry_run`, nothing is committed: the answer is Done if the commit would be carried out now,
+    or was before, and otherwise the error. A transaction of several topics asks all of them first.
+
     E_NOT_FOUND: a part does not exist, or no longer exists. E_BAD_ARGUMENT: a part is not sealed,
     or it differs from its description.
     """
@@ -780,6 +783,7 @@ class Commit(Wire):
     version: int
     kind: str
     parts: tuple[StagePart, ...]
+    dry_run: bool = False
 
 
 @record
