@@ -26,6 +26,7 @@ from ...transport.names import base_of, check_name, part_of
 from ...transport.wire.protocol_client import TRANSACTION_APP_BYTES_MAX, check_stage_topic
 from .pattern import check_pattern, matching
 from .schema import COLUMNS, HEADERS, SOURCE_COLUMNS
+from .trigger_delay import DELAY_MAX_S
 
 if TYPE_CHECKING:
     from ...transport.wire.credentials import Credentials, KeyFile
@@ -50,7 +51,8 @@ INT64_MAX: Final = (1 << 63) - 1
 
 SOURCE_NAMES: Final = (
     "url", "topic", "subscribe", "subscribePattern", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
-    "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions",
+    "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger",
+    "maxTriggerDelay", "minPartitions",
     "failOnDataLoss", "channel", "includeHeaders", "columns", "timeout", "keyFile", "transport", "bucket",
 )  # fmt: skip
 SINK_NAMES: Final = ("url", "topic", "txnAppId", "txnVersion", "timeout", "keyFile", "transport")
@@ -63,8 +65,6 @@ _FOREIGN: Final = frozenset(
 _LOGIN: Final = ("auth", "password", "sasl", "ssl", "tls", "token", "user")
 _KAFKA: Final = {
     "assign": "name the parts with option 'subscribe', such as clicks#0,clicks#3",
-    "minoffsetspertrigger": "leave it out and set the trigger's processing time",
-    "maxtriggerdelay": "leave it out and set the trigger's processing time",
     "maxrecordsperpartition": "use option 'minPartitions'",
     "startingoffsetsbytimestampstrategy": (
         "leave it out: if no message is that new, reading starts at the end"
@@ -133,6 +133,8 @@ class SourceOptions(_BrokerOptions):
     ending: Mapping[str, Point]
     offsets_max: int
     bytes_max: int
+    offsets_min: int
+    delay_s: float
     partitions_min: int
     fail_on_data_loss: bool
     channel: str
@@ -195,8 +197,13 @@ def source_options(
         )
         _refuse(
             values,
-            ("maxOffsetsPerTrigger", "maxBytesPerTrigger"),
-            "it limits the micro-batches of a streaming query; use spark.readStream",
+            (
+                "maxOffsetsPerTrigger",
+                "maxBytesPerTrigger",
+                "minOffsetsPerTrigger",
+                "maxTriggerDelay",
+            ),
+            "it is for the micro-batches of a streaming query; use spark.readStream",
         )
         if LATEST in (starting or {}).values():
             raise wrong(
@@ -209,6 +216,15 @@ def source_options(
                 "endingTimestamp"
             )
     place = values.get("url") or url
+    offsets_max = _whole(values, "maxOffsetsPerTrigger")
+    offsets_min = _whole(values, "minOffsetsPerTrigger")
+    if 0 < offsets_max < offsets_min:
+        raise wrong(
+            f"option 'minOffsetsPerTrigger' is {offsets_min}; it must be at most "
+            f"maxOffsetsPerTrigger, which is {offsets_max}"
+        )
+    if "maxTriggerDelay" in values and not offsets_min:
+        raise wrong("option 'maxTriggerDelay' has no effect without minOffsetsPerTrigger")
     return SourceOptions(
         url=place,
         bucket=_bucket(values, place, streaming=streaming),
@@ -217,8 +233,10 @@ def source_options(
         pattern=pattern,
         starting=_or(starting, dict.fromkeys(every, LATEST if streaming else EARLIEST)),
         ending=_or(ending, dict.fromkeys(every, LATEST)),
-        offsets_max=_whole(values, "maxOffsetsPerTrigger"),
+        offsets_max=offsets_max,
         bytes_max=_whole(values, "maxBytesPerTrigger", sizes=True),
+        offsets_min=offsets_min,
+        delay_s=_delay(values),
         partitions_min=_whole(values, "minPartitions"),
         fail_on_data_loss=_flag(values, "failOnDataLoss", True),
         channel=check_name(values["channel"], "channel") if "channel" in values else "",
@@ -518,6 +536,30 @@ def _flag(values: Mapping[str, str], name: str, missing: bool) -> bool:
     if text not in {"true", "false"}:
         raise wrong(f"option {name!r} is {values[name]!r}; it takes 'true' or 'false'")
     return text == "true"
+
+
+_UNITS_S: Final = {
+    "ms": 0.001,
+    "s": 1.0,
+    "": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3_600.0,
+    "d": 86_400.0,
+}
+
+
+def _delay(values: Mapping[str, str]) -> float:
+    """Return the seconds of maxTriggerDelay, in Spark's form: 90s, 15m, 2h."""
+    text = values.get("maxTriggerDelay", f"{DELAY_MAX_S:g}s").lower()
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz").rstrip()
+    unit = _UNITS_S.get(text[len(digits) :].strip())
+    if unit is None or not (digits.isascii() and digits.isdecimal()) or len(digits) > 9:
+        raise wrong(
+            f"option 'maxTriggerDelay' is {values['maxTriggerDelay']!r}; it takes a time such as "
+            "90s, 15m or 2h"
+        )
+    return int(digits) * unit
 
 
 def _timeout(values: Mapping[str, str]) -> float:

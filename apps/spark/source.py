@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -14,8 +15,19 @@ from .archived import ArchiveLogs, Archives, TaskBlocks
 from .logs import LOGGER, TopicLogs
 from .options import ALWAYS, SourceOptions
 from .planning import BatchPlan, OffsetRange
+from .pushdown import Bounds, Comparison
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter  # since PySpark 4.1
 
 __all__ = ["BatchReader", "RangePartition", "partitions_of", "read_range"]
+
+
+# Spark's classes of filters that say something about offsets, times or topics.
+OPERATORS: Final = {
+    "EqualTo": "=", "EqualNullSafe": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
+    "LessThan": "<", "LessThanOrEqual": "<=", "In": "in", "IsNotNull": "is not null",
+}  # fmt: skip
 
 
 class RangePartition(InputPartition):
@@ -59,11 +71,42 @@ def read_range(options: SourceOptions, part: InputPartition) -> Iterator[pa.Reco
         )
 
 
+class _PushFilters:
+    """The method `pushFilters` of a reader, which Spark 4.1 and later call if
+    `spark.sql.python.filterPushdown.enabled` is true.
+
+    If it is false, Spark refuses a reader that implements `pushFilters`, and this is its default.
+    Spark compares the function of the bound method with that of the base class. So this object
+    bears the function of the base class, and works in both cases.
+    """
+
+    __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", len))
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+
+    def __call__(self, filters: Iterable[Filter]) -> list[Filter]:
+        """Note what the filters say. Return those that Spark still has to evaluate."""
+        return [item for item in filters if not self._is_exact(item)]
+
+    def _is_exact(self, item: Filter) -> bool:
+        operator = OPERATORS.get(type(item).__name__)
+        path: tuple[str, ...] = getattr(item, "attribute", ())
+        if operator is None or len(path) != 1:
+            return False
+        return self._bounds.add(Comparison(path[0], operator, getattr(item, "value", None)))
+
+
 class BatchReader(DataSourceReader):
     """Reader of `spark.read.format("zsq")`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._bounds = Bounds()
+
+    @property
+    def pushFilters(self) -> Any:
+        return _PushFilters(self._bounds)
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
@@ -84,14 +127,14 @@ class BatchReader(DataSourceReader):
                         "bucket: leave it out, or start the broker with --bucket",
                     )
                 return self._of_archive(archive.url)
-            spans = BatchPlan(options, logs).partitions()
+            spans = BatchPlan(options, logs, self._bounds).partitions()
             return partitions_of(Archives(options.bucket, logs.archive).cut(spans))
         finally:
             logs.close()
 
     def _of_archive(self, url: str) -> Sequence[InputPartition]:
         logs = ArchiveLogs(url)
-        return partitions_of(logs.cut(BatchPlan(self._options, logs).partitions()))
+        return partitions_of(logs.cut(BatchPlan(self._options, logs, self._bounds).partitions()))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, partition)
