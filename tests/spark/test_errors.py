@@ -54,7 +54,9 @@ def test_an_unknown_topic_is_refused_with_the_command_that_creates_it(
     assert f"`zsq topic create {topic.name}`" in text
 
 
-def test_a_schema_is_refused_unless_it_is_the_same(spark: SparkSession, topic: Topic) -> None:
+def test_a_schema_chooses_columns_and_is_refused_otherwise(
+    spark: SparkSession, topic: Topic
+) -> None:
     topic.put(b"1")
     rows = spark.read.format("zsq").options(**topic.options)
     assert "leave out .schema(...)" in said(lambda: rows.schema("value int").load().collect())
@@ -65,6 +67,9 @@ def test_a_schema_is_refused_unless_it_is_the_same(spark: SparkSession, topic: T
         .load()
     )
     assert same.collect() == [(b"1", 0)]
+    assert rows.schema("offset long, topic string").load().collect() == [(0, topic.name)]
+    other = rows.option("columns", "value").schema("offset long")
+    assert "leave out .schema(...)" in said(lambda: other.load().collect())
 
 
 def test_offsets_beyond_the_end_are_reported_as_data_loss(

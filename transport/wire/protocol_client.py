@@ -538,7 +538,7 @@ class Answer(Wire):
 @record
 class Fetch(Wire):
     """Read blocks of about `bytes_max` bytes, beginning with the block that contains `offset`. The
-    reply has at least one block if any exists.
+    reply has at least one block if any exists. Without `bodies`, all bodies in it are empty.
 
     The reply is Blocks.
     """
@@ -547,6 +547,7 @@ class Fetch(Wire):
     request: int
     offset: int
     bytes_max: int
+    bodies: bool = True
 
 
 @record
