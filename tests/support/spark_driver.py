@@ -110,11 +110,13 @@ class Program:
             writer = writer.trigger(availableNow=True)
         return writer.options(**options).start()
 
-    def read(self, options: dict[str, str], format: str = "zsq") -> dict[str, Any]:
-        """Return counts and a digest of the rows in a range. The result does not depend on which
+    def read(
+        self, options: dict[str, str], format: str = "zsq", where: str = "true"
+    ) -> dict[str, Any]:
+        """Return counts and a digest of the rows in a range that `where` chooses. The result does not depend on which
         executor read which rows.
         """
-        rows: DataFrame = self.spark.read.format(format).options(**options).load()
+        rows: DataFrame = self.spark.read.format(format).options(**options).load().where(where)
         kept = rows.selectExpr(
             "count(*) as rows",
             "count(distinct offset) as offsets",
