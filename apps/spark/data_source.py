@@ -20,7 +20,7 @@ from .logs import warn_of
 from .options import SinkOptions, SourceOptions, sink_options, source_options, wrong
 from .schema import COLUMNS, ddl, simple
 from .sink import BatchWriter, stream_writer
-from .source import BatchReader
+from .source import BatchReader, FilteringReader
 from .stream import PlainStreamReader
 
 __all__ = ["ZsqDataSource", "stream_reader"]
@@ -93,7 +93,15 @@ class ZsqDataSource(DataSource):
         return ddl(self._source(None).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(self._checked(schema, self._source(False)))
+        options = self._checked(schema, self._source(False))
+        if not options.filter_pushdown:
+            return BatchReader(options)
+        if not hasattr(DataSourceReader, "pushFilters"):
+            raise wrong(
+                "option 'filterPushdown' needs PySpark 4.1 or later; use startingTimestamp and "
+                "endingTimestamp, or startingOffsets and endingOffsets"
+            )
+        return FilteringReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return stream_reader(self._checked(schema, self._source(True)))

@@ -54,6 +54,7 @@ SOURCE_NAMES: Final = (
     "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger",
     "maxTriggerDelay", "minPartitions",
     "failOnDataLoss", "channel", "includeHeaders", "columns", "timeout", "keyFile", "transport", "bucket",
+    "filterPushdown",
 )  # fmt: skip
 SINK_NAMES: Final = ("url", "topic", "txnAppId", "txnVersion", "timeout", "keyFile", "transport")
 _NAMES: Final = {name.lower(): name for name in (*SOURCE_NAMES, *SINK_NAMES)}
@@ -140,6 +141,7 @@ class SourceOptions(_BrokerOptions):
     channel: str
     bucket: str = AUTO
     pattern: str = ""
+    filter_pushdown: bool = False
 
     def reads(self, name: str) -> bool:
         """Return True if the query reads this topic, or the topic of this part."""
@@ -188,6 +190,11 @@ def source_options(
             values,
             ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
             "a streaming query has no end; use spark.read",
+        )
+        _refuse(
+            values,
+            ("filterPushdown",),
+            "Spark passes the filters of streaming queries to no source; use startingTimestamp",
         )
     elif streaming is not None:
         _refuse(
@@ -243,6 +250,7 @@ def source_options(
         timeout_s=_timeout(values),
         key_file=values.get("keyFile", ""),
         transport=_transport(values),
+        filter_pushdown=_flag(values, "filterPushdown", False),
         unknown=_unknown(options),
     )
 

@@ -1,7 +1,6 @@
 """Pushdown: what the filters of a batch query say about the messages that it needs. Pure.
 
-Spark evaluates the filters again, except those of `Bounds.add` that are exact. So bounds may let too
-many messages through, and never too few.
+Spark evaluates all filters again. So bounds may let too many messages through, and never too few.
 
 The log is searched by the time of storing. A message's `timestamp` is this time or, if it was
 published with a delay, the time of its publish, which is never later (`arrow/batches.py`). So a
@@ -24,7 +23,7 @@ __all__ = ["Bounds", "Comparison"]
 INT64_MAX: Final = (1 << 63) - 1
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MS: Final = datetime.timedelta(milliseconds=1)
-# The columns that are never null, with the types of their values in a filter.
+# The columns that bounds are about, with the types of their values in a filter.
 _TYPES: Final = {
     "topic": str, "partition": int, "offset": int, "timestamp": datetime.datetime,
     "timestampType": int,
@@ -32,11 +31,11 @@ _TYPES: Final = {
 
 
 class Comparison(NamedTuple):
-    """A filter of a query: `operator` is =, >, >=, <, <=, "in" or "is not null"."""
+    """A filter of a query: `operator` is =, >, >=, <, <= or "in"."""
 
     column: str
     operator: str
-    value: Any = None
+    value: Any
 
 
 @dataclass
@@ -67,38 +66,34 @@ class Bounds:
             "partition", {partition}
         )
 
-    def add(self, comparison: Comparison) -> bool:
-        """Add a filter. Return True if it is exact, so that Spark need not evaluate it again."""
+    def add(self, comparison: Comparison) -> None:
+        """Add a filter, if it says something about the messages that are needed."""
         column, operator, value = comparison
-        if column not in _TYPES or operator == "is not null":
-            return column in _TYPES
         values = value if operator == "in" else (value,)
-        if not values or not all(type(each) is _TYPES[column] for each in values):
-            return False
+        kind = _TYPES.get(column)
+        if kind is None or not values or not all(type(each) is kind for each in values):
+            return
         if column == "offset":
-            return self._add_offset(operator, values)
-        if column == "timestamp":
-            return self._add_time(operator, values)
-        if operator in {"=", "in"}:
+            self._add_offset(operator, values)
+        elif column == "timestamp":
+            self._add_time(operator, values)
+        elif operator in {"=", "in"}:
             known = self.choices.get(column, frozenset(values))
             self.choices[column] = known & frozenset(values)
-            return column != "timestampType"  # no log has only one type
-        return False
 
-    def _add_offset(self, operator: str, values: Sequence[int]) -> bool:
+    def _add_offset(self, operator: str, values: Sequence[int]) -> None:
         if operator in {"=", "in", ">", ">="}:
             self.offset_min = max(self.offset_min, min(values) + (operator == ">"))
         if operator in {"=", "in", "<", "<="}:
             self.offset_max = min(self.offset_max, max(values) + (operator != "<"))
-        return operator != "in"
 
-    def _add_time(self, operator: str, values: Sequence[datetime.datetime]) -> bool:
-        """Add a time, in whole milliseconds. It is never exact, because blocks have many messages.
+    def _add_time(self, operator: str, values: Sequence[datetime.datetime]) -> None:
+        """Add a time, in whole milliseconds.
 
         A time without a zone is not used, because it depends on the session's zone.
         """
         if any(value.tzinfo is None for value in values):
-            return False
+            return
         if operator in {"=", "in", ">", ">="}:
             low = (min(values) - _EPOCH) // _MS
             self.time_min_ms = low if self.time_min_ms is None else max(low, self.time_min_ms)
@@ -106,4 +101,3 @@ class Bounds:
             high = (max(values) - _EPOCH) // _MS + 1
             known = self.timestamp_max_ms
             self.timestamp_max_ms = high if known is None else min(high, known)
-        return False

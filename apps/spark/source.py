@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -20,13 +20,13 @@ from .pushdown import Bounds, Comparison
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter  # since PySpark 4.1
 
-__all__ = ["BatchReader", "RangePartition", "partitions_of", "read_range"]
+__all__ = ["BatchReader", "FilteringReader", "RangePartition", "partitions_of", "read_range"]
 
 
 # Spark's classes of filters that say something about offsets, times or topics.
 OPERATORS: Final = {
     "EqualTo": "=", "EqualNullSafe": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
-    "LessThan": "<", "LessThanOrEqual": "<=", "In": "in", "IsNotNull": "is not null",
+    "LessThan": "<", "LessThanOrEqual": "<=", "In": "in",
 }  # fmt: skip
 
 
@@ -71,42 +71,12 @@ def read_range(options: SourceOptions, part: InputPartition) -> Iterator[pa.Reco
         )
 
 
-class _PushFilters:
-    """The method `pushFilters` of a reader, which Spark 4.1 and later call if
-    `spark.sql.python.filterPushdown.enabled` is true.
-
-    If it is false, Spark refuses a reader that implements `pushFilters`, and this is its default.
-    Spark compares the function of the bound method with that of the base class. So this object
-    bears the function of the base class, and works in both cases.
-    """
-
-    __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", len))
-
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
-
-    def __call__(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Note what the filters say. Return those that Spark still has to evaluate."""
-        return [item for item in filters if not self._is_exact(item)]
-
-    def _is_exact(self, item: Filter) -> bool:
-        operator = OPERATORS.get(type(item).__name__)
-        path: tuple[str, ...] = getattr(item, "attribute", ())
-        if operator is None or len(path) != 1:
-            return False
-        return self._bounds.add(Comparison(path[0], operator, getattr(item, "value", None)))
-
-
 class BatchReader(DataSourceReader):
     """Reader of `spark.read.format("zsq")`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._bounds = Bounds()
-
-    @property
-    def pushFilters(self) -> Any:
-        return _PushFilters(self._bounds)
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
@@ -138,3 +108,20 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, partition)
+
+
+class FilteringReader(BatchReader):
+    """Reader with option `filterPushdown`, for PySpark 4.1 and later.
+
+    It is a class of its own, because Spark refuses each reader that has `pushFilters` if
+    `spark.sql.python.filterPushdown.enabled` is false.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        """Note what the filters say, and let Spark evaluate all of them."""
+        for item in filters:
+            operator = OPERATORS.get(type(item).__name__)
+            path: tuple[str, ...] = getattr(item, "attribute", ())
+            if operator is not None and len(path) == 1:
+                self._bounds.add(Comparison(path[0], operator, getattr(item, "value", None)))
+        return filters

@@ -25,7 +25,7 @@ from zsq.apps.spark.data_source import ZsqDataSource
 from zsq.apps.spark.options import sink_options, source_options
 from zsq.apps.spark.planning import OffsetRange
 from zsq.apps.spark.schema import COLUMNS
-from zsq.apps.spark.source import BatchReader, RangePartition
+from zsq.apps.spark.source import BatchReader, FilteringReader, RangePartition
 from zsq.storage.bucket.archive.archive_reader import ArchiveReader
 from zsq.storage.bucket.bucket import BucketAway, ObjectMissing
 from zsq.storage.log.chunk import ArchivedChunk
@@ -185,7 +185,8 @@ def test_a_time_in_a_filter_leaves_out_the_files_before_it(broker: Broker) -> No
     end = end_of(broker)
     first_s = before[end // 2]["timestamp"]
     for url in (broker.ipc, url_of(broker)):
-        reader = reader_of(url, columns="timestamp,offset")
+        given_options = {"topic": TOPIC, "columns": "timestamp,offset"}
+        reader = FilteringReader(source_options(given_options, url, streaming=False))
         everything = reader.partitions()
         reader.pushFilters([GreaterThanOrEqual(("timestamp",), first_s)])
         needed = reader.partitions()
