@@ -40,7 +40,7 @@ class Comparison(NamedTuple):
 
 @dataclass
 class Bounds:
-    """What all filters of a query have in common.
+    """The bounds within which all filters of a query can be true.
 
     Offsets are from `offset_min` to `offset_max` (exclusive). Messages were stored from
     `time_min_ms` to `time_max_ms` (exclusive). None means that there is no bound. `choices` has the

@@ -1,5 +1,5 @@
-"""Tests of kill -9 while one batch is written to several topics: of the driver, of topics and of the
-broker. In the end each topic has each of its rows once, and in the order of the batches.
+"""Tests of kill -9 while one batch is written to several topics: of the driver, of topics and of
+the broker. In the end each topic has each of its rows once, and in the order of the batches.
 
 The sink's tasks and commits run without Spark. `tests/spark_cluster/test_driver_killed.py` kills a
 driver of Spark.

@@ -113,8 +113,8 @@ class Program:
     def read(
         self, options: dict[str, str], format: str = "zsq", where: str = "true"
     ) -> dict[str, Any]:
-        """Return counts and a digest of the rows in a range that `where` chooses. The result does not depend on which
-        executor read which rows.
+        """Return counts and a digest of the rows in a range that `where` chooses. The result does
+        not depend on which executor read which rows.
         """
         rows: DataFrame = self.spark.read.format(format).options(**options).load().where(where)
         kept = rows.selectExpr(

@@ -1,5 +1,5 @@
-"""A driver of batches for three topics, as a program that a test kills: the sink's tasks and commits
-without Spark.
+"""A driver of batches for three topics, as a program that a test kills: the sink's tasks and
+commits without Spark.
 
 It writes the batches FIRST, FIRST + 1 ... without an end. Before each batch, it notes the batch's
 number in a file, as Spark's checkpoint does, and the next run begins with that batch.
