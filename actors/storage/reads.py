@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from ...storage.errors import Damaged, NotHere, OutOfReach, Unreadable
 from ...storage.log.log import Log
-from ...transport.block.block import Block, missing
+from ...transport.block.block import Block, missing, without_bodies
 from ...transport.errors import E_BAD_ARGUMENT, E_BUCKET, E_INTERNAL, Refused, UsageError, ZsqError
 from ...transport.wire import protocol as p
 from ..primitives.ranges import unread, without
@@ -154,6 +154,8 @@ class Reads:
         blocks = self._read(offset, min(max(1, message.bytes_max), bytes_max), end)
         next_offset = self._log.skip(blocks[-1].next_offset if blocks else offset)
         lost = without(missing(offset, blocks, next_offset), self._log.gaps)
+        if not message.bodies:
+            blocks = [without_bodies(block) for block in blocks]
         port.send(
             mail.envelope,
             p.Blocks(message.request, self._log.start, end, next_offset, lost),

@@ -499,6 +499,11 @@ class StageCommits:
             return
         self._check_open()
         stages = self.core.check_parts(transaction, message.parts)
+        if message.dry_run:
+            self._make_room(message.app)
+            data = {"first_offset": -1, "messages": 0, "repeated": False}
+            port.send(mail.envelope, p.Done(message.request, data))
+            return
         if not self._is_reserved(port, mail, message):
             return
         self._make_room(message.app)

@@ -10,6 +10,7 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -30,24 +31,28 @@ class AdmittingReader(FollowingReader, SupportsTriggerAvailableNow):
         self._planned: StreamPosition | None = None  # the end of the batch that was planned last
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        if self._options.offsets_max:
-            return ReadMaxRows(self._options.offsets_max)
-        return (
-            ReadMaxBytes(self._options.bytes_max) if self._options.bytes_max else ReadAllAvailable()
-        )
+        options = self._options
+        if options.offsets_max:
+            return ReadMaxRows(options.offsets_max)
+        if options.bytes_max:
+            return ReadMaxBytes(options.bytes_max)
+        return ReadMinRows(options.offsets_min) if options.offsets_min else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
         place = StreamPosition.from_json(start)
         offsets_max = bytes_max = 0
-        # Spark passes only one limit, although both options may be set.
-        if not isinstance(limit, ReadAllAvailable):
+        # Spark passes only one limit, although several options may be set.
+        is_limited = not isinstance(limit, ReadAllAvailable)
+        if is_limited:
             offsets_max = (
                 limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.offsets_max
             )
             bytes_max = (
                 limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_max
             )
-        latest = self._plan.latest(place, offsets_max=offsets_max, bytes_max=bytes_max)
+        latest = self._plan.latest(
+            place, offsets_max=offsets_max, bytes_max=bytes_max, may_wait=is_limited
+        )
         self._planned = latest
         channel = self._follow(place)
         if channel is not None:

@@ -18,9 +18,9 @@ from ...transport.wire.addresses import parse_all
 from ...transport.wire.protocol import DEFAULT_URL
 from .logs import warn_of
 from .options import SinkOptions, SourceOptions, sink_options, source_options, wrong
-from .schema import ddl, simple
+from .schema import COLUMNS, ddl, simple
 from .sink import BatchWriter, stream_writer
-from .source import BatchReader
+from .source import BatchReader, FilteringReader
 from .stream import PlainStreamReader
 
 __all__ = ["ZsqDataSource", "stream_reader"]
@@ -70,16 +70,22 @@ class ZsqDataSource(DataSource):
     def _checked(self, schema: StructType, options: SourceOptions) -> SourceOptions:
         """Return the options, and warn of those that have no effect.
 
-        Refuse a user's schema, because Spark does not convert a source's rows.
+        A user's schema may choose some columns. Refuse other columns and other types, because Spark
+        does not convert a source's rows.
         """
         warn_of(options.unknown)
-        if schema.simpleString() != simple(options.columns):
+        kinds = schema.simpleString()
+        if kinds == simple(options.columns):
+            return options
+        names = tuple(schema.names)
+        is_choice = "columns" not in self.options and names and set(names) <= set(COLUMNS)
+        if not is_choice or kinds != simple(names):
             raise wrong(
                 f"the source itself defines its columns, {ddl(options.columns)}; leave out "
-                ".schema(...), choose columns with option"
-                " 'columns', and parse value with from_json or from_csv"
+                ".schema(...), or choose some of these columns by it or by option 'columns', and "
+                "parse value with from_json or from_csv"
             )
-        return options
+        return replace(options, columns=names)
 
     def schema(self) -> str:
         # load() already refuses what both batch and stream refuse. The rest is refused when the
@@ -87,7 +93,15 @@ class ZsqDataSource(DataSource):
         return ddl(self._source(None).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(self._checked(schema, self._source(False)))
+        options = self._checked(schema, self._source(False))
+        if not options.filter_pushdown:
+            return BatchReader(options)
+        if not hasattr(DataSourceReader, "pushFilters"):
+            raise wrong(
+                "option 'filterPushdown' needs PySpark 4.1 or later; use startingTimestamp and "
+                "endingTimestamp, or startingOffsets and endingOffsets"
+            )
+        return FilteringReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return stream_reader(self._checked(schema, self._source(True)))

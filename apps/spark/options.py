@@ -26,6 +26,7 @@ from ...transport.names import base_of, check_name, part_of
 from ...transport.wire.protocol_client import TRANSACTION_APP_BYTES_MAX, check_stage_topic
 from .pattern import check_pattern, matching
 from .schema import COLUMNS, HEADERS, SOURCE_COLUMNS
+from .trigger_delay import DELAY_MAX_S
 
 if TYPE_CHECKING:
     from ...transport.wire.credentials import Credentials, KeyFile
@@ -50,8 +51,10 @@ INT64_MAX: Final = (1 << 63) - 1
 
 SOURCE_NAMES: Final = (
     "url", "topic", "subscribe", "subscribePattern", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
-    "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minPartitions",
+    "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger",
+    "maxTriggerDelay", "minPartitions",
     "failOnDataLoss", "channel", "includeHeaders", "columns", "timeout", "keyFile", "transport", "bucket",
+    "filterPushdown",
 )  # fmt: skip
 SINK_NAMES: Final = ("url", "topic", "txnAppId", "txnVersion", "timeout", "keyFile", "transport")
 _NAMES: Final = {name.lower(): name for name in (*SOURCE_NAMES, *SINK_NAMES)}
@@ -63,8 +66,6 @@ _FOREIGN: Final = frozenset(
 _LOGIN: Final = ("auth", "password", "sasl", "ssl", "tls", "token", "user")
 _KAFKA: Final = {
     "assign": "name the parts with option 'subscribe', such as clicks#0,clicks#3",
-    "minoffsetspertrigger": "leave it out and set the trigger's processing time",
-    "maxtriggerdelay": "leave it out and set the trigger's processing time",
     "maxrecordsperpartition": "use option 'minPartitions'",
     "startingoffsetsbytimestampstrategy": (
         "leave it out: if no message is that new, reading starts at the end"
@@ -133,11 +134,14 @@ class SourceOptions(_BrokerOptions):
     ending: Mapping[str, Point]
     offsets_max: int
     bytes_max: int
+    offsets_min: int
+    delay_s: float
     partitions_min: int
     fail_on_data_loss: bool
     channel: str
     bucket: str = AUTO
     pattern: str = ""
+    filter_pushdown: bool = False
 
     def reads(self, name: str) -> bool:
         """Return True if the query reads this topic, or the topic of this part."""
@@ -187,6 +191,11 @@ def source_options(
             ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
             "a streaming query has no end; use spark.read",
         )
+        _refuse(
+            values,
+            ("filterPushdown",),
+            "Spark passes the filters of streaming queries to no source; use startingTimestamp",
+        )
     elif streaming is not None:
         _refuse(
             values,
@@ -195,8 +204,13 @@ def source_options(
         )
         _refuse(
             values,
-            ("maxOffsetsPerTrigger", "maxBytesPerTrigger"),
-            "it limits the micro-batches of a streaming query; use spark.readStream",
+            (
+                "maxOffsetsPerTrigger",
+                "maxBytesPerTrigger",
+                "minOffsetsPerTrigger",
+                "maxTriggerDelay",
+            ),
+            "it is for the micro-batches of a streaming query; use spark.readStream",
         )
         if LATEST in (starting or {}).values():
             raise wrong(
@@ -209,6 +223,15 @@ def source_options(
                 "endingTimestamp"
             )
     place = values.get("url") or url
+    offsets_max = _whole(values, "maxOffsetsPerTrigger")
+    offsets_min = _whole(values, "minOffsetsPerTrigger")
+    if 0 < offsets_max < offsets_min:
+        raise wrong(
+            f"option 'minOffsetsPerTrigger' is {offsets_min}; it must be at most "
+            f"maxOffsetsPerTrigger, which is {offsets_max}"
+        )
+    if "maxTriggerDelay" in values and not offsets_min:
+        raise wrong("option 'maxTriggerDelay' has no effect without minOffsetsPerTrigger")
     return SourceOptions(
         url=place,
         bucket=_bucket(values, place, streaming=streaming),
@@ -217,14 +240,17 @@ def source_options(
         pattern=pattern,
         starting=_or(starting, dict.fromkeys(every, LATEST if streaming else EARLIEST)),
         ending=_or(ending, dict.fromkeys(every, LATEST)),
-        offsets_max=_whole(values, "maxOffsetsPerTrigger"),
+        offsets_max=offsets_max,
         bytes_max=_whole(values, "maxBytesPerTrigger", sizes=True),
+        offsets_min=offsets_min,
+        delay_s=_delay(values),
         partitions_min=_whole(values, "minPartitions"),
         fail_on_data_loss=_flag(values, "failOnDataLoss", True),
         channel=check_name(values["channel"], "channel") if "channel" in values else "",
         timeout_s=_timeout(values),
         key_file=values.get("keyFile", ""),
         transport=_transport(values),
+        filter_pushdown=_flag(values, "filterPushdown", False),
         unknown=_unknown(options),
     )
 
@@ -518,6 +544,30 @@ def _flag(values: Mapping[str, str], name: str, missing: bool) -> bool:
     if text not in {"true", "false"}:
         raise wrong(f"option {name!r} is {values[name]!r}; it takes 'true' or 'false'")
     return text == "true"
+
+
+_UNITS_S: Final = {
+    "ms": 0.001,
+    "s": 1.0,
+    "": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3_600.0,
+    "d": 86_400.0,
+}
+
+
+def _delay(values: Mapping[str, str]) -> float:
+    """Return the seconds of maxTriggerDelay, in Spark's form: 90s, 15m, 2h."""
+    text = values.get("maxTriggerDelay", f"{DELAY_MAX_S:g}s").lower()
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz").rstrip()
+    unit = _UNITS_S.get(text[len(digits) :].strip())
+    if unit is None or not (digits.isascii() and digits.isdecimal()) or len(digits) > 9:
+        raise wrong(
+            f"option 'maxTriggerDelay' is {values['maxTriggerDelay']!r}; it takes a time such as "
+            "90s, 15m or 2h"
+        )
+    return int(digits) * unit
 
 
 def _timeout(values: Mapping[str, str]) -> float:

@@ -24,7 +24,7 @@ from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.wire.codec import CHANNEL_HEADER, pack_headers
 from .schema import HEADERS
 
-__all__ = ["BLOCK_BYTES", "Packer", "rows_as_batches", "several_topics", "topic_of"]
+__all__ = ["BLOCK_BYTES", "Packer", "rows_as_batches", "split_by_topic"]
 
 # The largest size of a block, unless one message is larger. Only the last block has less than half
 # of it.
@@ -128,35 +128,26 @@ def _packed(row: list[Any] | None) -> bytes | None:
     return pack_headers(headers)
 
 
-def topic_of(batch: pa.RecordBatch, before: str) -> str:
-    """Return the one topic that column 'topic' names in all rows.
-
-    `before` is the topic of earlier batches ("" for none).
-    """
+def split_by_topic(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the rows for each topic that column 'topic' names, in their order."""
     column = batch.column("topic")
-    names = pc.unique(
-        column.slice(0, 1) if column.null_count == len(column) else column
-    ).to_pylist()
-    if before and before not in names:
-        names.append(before)
-    if None in names:
+    if column.null_count:
         raise _wrong(
             "column 'topic' is null in some rows: name the topic with .option('topic', NAME), "
             "or filter these rows out"
         )
-    if len(names) > 1:
-        raise several_topics(names)
-    return str(names[0])
-
-
-def several_topics(names: list[Any]) -> UsageError:
-    shown = ", ".join(sorted(map(str, names))[:5])
-    return _wrong(
-        f"the rows are for several topics ({shown}); one write goes to one topic, because a "
-        "transaction belongs to one topic:"
-        " write once for each topic, with a filter on column 'topic', or name one topic with "
-        ".option('topic', NAME)"
-    )
+    coded = column.dictionary_encode()
+    topics = coded.dictionary.to_pylist()
+    if len(topics) == 1:
+        yield topics[0], batch
+        return
+    rows = batch.take(pc.array_sort_indices(coded.indices))  # this sort is stable
+    # Codes are in the order of their first rows, and so are these counts.
+    counts = pc.value_counts(coded.indices).field("counts").to_pylist()
+    start = 0
+    for topic, count in zip(topics, counts, strict=True):
+        yield topic, rows.slice(start, count)
+        start += count
 
 
 _ROWS: Final = 10_000  # rows in one Arrow batch when Spark passes rows instead of batches

@@ -49,6 +49,8 @@ from ...transport.wire.spread import HasParts
 from .logs import LOGGER, Extent, Logs
 from .options import EARLIEST, EVERY, Point, SourceOptions
 from .progress import BEHIND, Behind, behind_as_json
+from .pushdown import Bounds
+from .trigger_delay import TriggerDelay
 
 __all__ = [
     "PARTITIONS_MAX",
@@ -379,11 +381,16 @@ class _Plan:
 
 
 class BatchPlan(_Plan):
-    """The plan of one read from the starting to the ending points. Planning resolves both
-    points.
+    """The plan of one read from the starting to the ending points, within the query's bounds.
+
+    Planning resolves both points.
     """
 
     _advice = "compare the query's starting and ending options"
+
+    def __init__(self, options: SourceOptions, logs: Logs, bounds: Bounds | None = None) -> None:
+        super().__init__(options, logs)
+        self._bounds = bounds or Bounds()
 
     def partitions(self) -> list[OffsetRange]:
         spans = []
@@ -396,11 +403,29 @@ class BatchPlan(_Plan):
                 self._options.pattern,
             )
         for topic, extent in extents.items():
+            if not self._bounds.reads(topic):
+                continue
             first = self._point(self._options.starting, topic)
             start = None if first == EARLIEST else self._resolve(topic, first, extent)
             stop = self._resolve(topic, self._point(self._options.ending, topic), extent)
+            begin = extent.start if start is None else start
+            low, high = self._limits(topic)
+            if begin <= stop and (low > begin or high < stop):
+                start, stop = max(begin, low), min(stop, high)
+                if start >= stop:
+                    continue
             spans.append(self._range(topic, start, stop, extent))
         return self._split(spans)
+
+    def _limits(self, log: str) -> tuple[int, int]:
+        """Return the offsets between which the query's bounds are."""
+        bounds = self._bounds
+        low, high = bounds.offset_min, bounds.offset_max
+        if bounds.time_min_ms is not None:
+            low = max(low, self.logs.offset_at(log, bounds.time_min_ms))
+        if bounds.time_max_ms is not None:
+            high = min(high, self.logs.offset_at(log, bounds.time_max_ms))
+        return low, high
 
 
 class StreamPlan(_Plan):
@@ -424,6 +449,7 @@ class StreamPlan(_Plan):
         # The topics, as long as only one of start and first end is planned from them.
         self._snapshot: Mapping[str, Extent] | None = None
         self._initial: StreamPosition | None = None
+        self._delay = TriggerDelay(options.offsets_min, options.delay_s)
 
     def initial(self) -> StreamPosition:
         """Return the position at which a query without a checkpoint begins."""
@@ -504,9 +530,18 @@ class StreamPlan(_Plan):
         self._target = self._extents()
 
     def latest(
-        self, start: StreamPosition, *, offsets_max: int = 0, bytes_max: int = 0
+        self,
+        start: StreamPosition,
+        *,
+        offsets_max: int = 0,
+        bytes_max: int = 0,
+        may_wait: bool = False,
     ) -> StreamPosition:
-        """Return the end of the next micro-batch: `start` if no messages wait. 0 means no limit."""
+        """Return the end of the next micro-batch: `start` if no messages wait. 0 means no limit.
+
+        With `may_wait`, this is also `start` if too few messages wait (minOffsetsPerTrigger). A run
+        of Trigger.AvailableNow never waits, because no more messages can come.
+        """
         extents = dict(self._snapshot_of(start) or self._extents())
         extents |= self.unlisted(start, extents)
         offsets, waiting = {}, {}
@@ -519,6 +554,8 @@ class StreamPlan(_Plan):
                 last = min(last, target.head) if target.uuid == extent.uuid else extent.start
             offsets[topic] = first
             waiting[topic] = max(0, last - first)
+        if may_wait and self._target is None and self._delay.waits(sum(waiting.values())):
+            waiting = dict.fromkeys(waiting, 0)
         if offsets_max:
             waiting = admit(waiting, offsets_max)
         if bytes_max:

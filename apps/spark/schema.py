@@ -97,7 +97,7 @@ def check_sink_columns(fields: Sequence[tuple[str, str]], topic: str) -> None:
     if not topic and "topic" not in names:
         raise _wrong(
             "no topic is given: use .option('topic', NAME), in SQL INSERT INTO TABLE WITH (topic "
-            "'NAME') ..., or add a column 'topic' that has the same name in each row"
+            "'NAME') ..., or add a column 'topic' that names the topic of each row"
         )
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyspark
@@ -40,7 +41,7 @@ from ...transport.wire.protocol_client import STAGE_PARTS_MAX, StagePart
 from ...transport.wire.spread import HasParts
 from .logs import LOGGER, warn_of
 from .options import SinkOptions, wrong
-from .packing import rows_as_batches, several_topics, topic_of
+from .packing import rows_as_batches
 from .planning import by_number
 from .schema import check_sink_columns
 from .stages import Sealed, TaskStages, logs_of
@@ -62,6 +63,7 @@ ABORT_TIMEOUT_S: Final = 10.0  # seconds; if an abort fails, the stages expire b
 # Seconds for one attempt of a commit. A commit may be repeated, and a link to a host that failed
 # silently must not use up the whole time-out.
 ATTEMPT_S: Final = 15.0
+NAMES_SHOWN: Final = 5
 PAUSE_S: Final = 0.5  # seconds before a commit that was refused temporarily is tried again
 ADVICE: Final = {
     "app": "Repeat it when the broker works again: nothing is stored twice",
@@ -70,6 +72,9 @@ ADVICE: Final = {
         "a repeated write is not stored twice"
     ),
 }
+
+
+T = TypeVar("T")
 
 
 class SinkTransaction(NamedTuple):
@@ -86,9 +91,8 @@ class StagedPartition(WriterCommitMessage):
     It has no stages if the task had no rows, or if the transaction is committed already.
     """
 
-    def __init__(self, topic: str, sealed: Sealed | None, transaction: SinkTransaction) -> None:
-        self.topic = topic
-        self.sealed = sealed if sealed is not None else Sealed((), ())
+    def __init__(self, sealed: Sealed, transaction: SinkTransaction) -> None:
+        self.sealed = sealed
         self.transaction = transaction
 
 
@@ -119,8 +123,6 @@ def stage_rows(
 
     The sealed rows are on the broker's disk, but not visible yet.
     """
-    topic = options.topic
-    stages: TaskStages | None = None
 
     def begin(name: str) -> StageWriter:
         return StageWriter(
@@ -129,22 +131,17 @@ def stage_rows(
             transport=options.transport,
         )  # fmt: skip
 
+    stages = TaskStages(options.topic, partition, begin)
     try:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            batch = batch.rename_columns([name.lower() for name in batch.schema.names])
-            if not options.topic:
-                topic = topic_of(batch, topic)
-            if stages is None:
-                stages = TaskStages(topic, partition, begin)
-            stages.add(batch)
+            stages.add(batch.rename_columns([name.lower() for name in batch.schema.names]))
             if stages.committed:
                 break  # the transaction is committed already, so its other rows need not be packed
-        return StagedPartition(topic, None if stages is None else stages.seal(), transaction)
+        return StagedPartition(stages.seal(), transaction)
     finally:
-        if stages is not None:
-            stages.close()
+        stages.close()
 
 
 def commit_parts(
@@ -153,34 +150,34 @@ def commit_parts(
     known: SinkTransaction | None,
     caption: str,
 ) -> None:
-    """Add the sealed stages to their topic, on the driver. Try until the time-out.
+    """Add the sealed stages to their topics, on the driver. Try until the time-out.
 
-    In a topic with parts, each part commits the transaction for itself. If the driver dies between
-    two of them, Spark repeats the batch, and the parts that have it answer that they do.
+    Each topic, and each part of a topic, commits the transaction for itself. The tasks' messages
+    name them. If the driver dies between two of them, Spark repeats the batch as the same
+    transaction, and those that have it answer that they do.
 
     `known` is the transaction, if the driver knows it. Even if no task had rows, the version of an
-    app is recorded, provided that the topic exists. From then on, lower versions are skipped.
+    app is recorded, provided that option 'topic' names a topic that exists. From then on, lower
+    versions are skipped.
     """
     partitions = [message for message in messages if isinstance(message, StagedPartition)]
-    staged = [message for message in partitions if message.topic and message.sealed.parts]
-    topics = sorted({message.topic for message in staged})
+    staged = [message for message in partitions if message.sealed.parts]
     transactions = {message.transaction for message in partitions}
     if known is not None:
         transactions.add(known)
-    if len(topics) > 1:
-        raise several_topics(topics)
     if len(transactions) > 1:
         raise wrong(
             f"the tasks of {caption} belong to different transactions: {sorted(transactions)}"
         )
-    topic = topics[0] if topics else options.topic
-    if not topic or not transactions:
+    names = {name for message in staged for name in message.sealed.logs}
+    if not names and options.topic:
+        names.add(options.topic)
+    if not names or not transactions:
         return
     [transaction] = transactions
     if not staged and transaction.kind == "job":
         return
-    logs = sorted({name for message in staged for name in message.sealed.logs}, key=by_number)
-    parts: dict[str, list[StagePart]] = {name: [] for name in logs or [topic]}
+    parts: dict[str, list[StagePart]] = {name: [] for name in sorted(names, key=by_number)}
     for message in staged:
         for name, part in message.sealed.parts:
             parts[name].append(part)
@@ -189,59 +186,88 @@ def commit_parts(
             f"{caption} has {len(staged)} partitions with rows; the limit is {STAGE_PARTS_MAX}: "
             "use coalesce or repartition"
         )
+    commits = _Commits(options, transaction, caption)
     try:
-        done = _commit_all(options, transaction, parts, caption)
+        commits.run(parts)
+    except HasParts as error:  # no task had rows, so only the topic's name was known
+        commits.run({name: [] for name in logs_of(error.spread)})
     except NotFound:
         if staged:
             raise
         return  # an absent topic has no transactions to record
-    if all(reply.get("repeated") for reply in done):
-        LOGGER.info("%s is already in topic %s: nothing was stored again", caption, topic)
+    if all(reply.get("repeated") for reply in commits.replies.values()):
+        LOGGER.info("%s is already in %s: nothing was stored again", caption, _shown(parts))
 
 
-def _commit_all(
-    options: SinkOptions,
-    transaction: SinkTransaction,
-    parts: Mapping[str, list[StagePart]],
-    caption: str,
-) -> list[Committed]:
-    """Commit in each log, also in those without rows, so that all of them know the transaction."""
-    try:
-        return [_commit(options, name, transaction, parts[name], caption) for name in parts]
-    except HasParts as error:  # no task had rows, so only the topic's name was known
-        return [_commit(options, name, transaction, [], caption) for name in logs_of(error.spread)]
+class _Commits:
+    """The commits of one transaction, in all logs that take part in it.
+
+    A log is never left out because it has no rows: all of them must know the transaction.
+    """
+
+    def __init__(self, options: SinkOptions, transaction: SinkTransaction, caption: str) -> None:
+        self._options = options
+        self._transaction = transaction
+        self._caption = caption
+        self.replies: dict[str, Committed] = {}
+
+    def run(self, parts: Mapping[str, list[StagePart]]) -> None:
+        """Commit in each log. If there are several, none commits before all of them could.
+
+        So a topic that was deleted or closed, a lost stage, or a user without the right leaves the
+        other topics as they were.
+        """
+        if len(parts) > 1:
+            for name, stages in parts.items():
+                self._ask(name, partial(self._check, stages))
+        for name, stages in parts.items():
+            try:
+                self.replies[name] = self._ask(name, partial(self._commit, stages))
+            except ZsqError as error:
+                if not self.replies or isinstance(error, HasParts):
+                    raise
+                text = f"{error.text}. {self._caption} is already in {_shown(self.replies)}"
+                raise from_wire(error.code, text) from error
+
+    def _check(self, stages: list[StagePart], committer: StageCommitter) -> None:
+        app, version, kind = self._transaction
+        committer.check(app, version, stages, kind)
+
+    def _commit(self, stages: list[StagePart], committer: StageCommitter) -> Committed:
+        app, version, kind = self._transaction
+        return committer.commit(app, version, stages, kind)
+
+    def _ask(self, log: str, request: Callable[[StageCommitter], T]) -> T:
+        options = self._options
+        deadline = time.monotonic() + options.timeout_s
+        while True:
+            left = max(0.1, deadline - time.monotonic())
+            try:
+                with StageCommitter(
+                    options.url,
+                    log,
+                    timeout=min(left, ATTEMPT_S),
+                    create=False,
+                    key_file=options.keys,
+                    transport=options.transport,
+                ) as committer:
+                    return request(committer)
+            except (Refused, BrokerUnreachable) as error:
+                if time.monotonic() + PAUSE_S >= deadline:
+                    text = (
+                        f"{self._caption} was not committed to topic {log} within "
+                        f"{options.timeout_s:g} s: {error.text}. {ADVICE[self._transaction.kind]}"
+                    )
+                    raise from_wire(error.code, text) from None
+                time.sleep(PAUSE_S)
 
 
-def _commit(
-    options: SinkOptions,
-    topic: str,
-    transaction: SinkTransaction,
-    parts: list[StagePart],
-    caption: str,
-) -> Committed:
-    deadline = time.monotonic() + options.timeout_s
-    while True:
-        left = max(0.1, deadline - time.monotonic())
-        try:
-            with StageCommitter(
-                options.url,
-                topic,
-                timeout=min(left, ATTEMPT_S),
-                create=False,
-                key_file=options.keys,
-                transport=options.transport,
-            ) as committer:
-                return committer.commit(
-                    transaction.app, transaction.version, parts, transaction.kind
-                )
-        except (Refused, BrokerUnreachable) as error:
-            if time.monotonic() + PAUSE_S >= deadline:
-                text = (
-                    f"{caption} was not committed to topic {topic} within {options.timeout_s:g} s: "
-                    f"{error.text}. {ADVICE[transaction.kind]}"
-                )
-                raise from_wire(error.code, text) from None
-            time.sleep(PAUSE_S)
+def _shown(names: Iterable[str]) -> str:
+    """Return the first few names of topics, for a text."""
+    each = list(names)
+    more = len(each) - NAMES_SHOWN
+    shown = ", ".join(each[:NAMES_SHOWN])
+    return f"topic {shown}" + (f" and {more} more" if more > 0 else "")
 
 
 def abort_parts(
@@ -268,9 +294,9 @@ def abort_parts(
         app, version = (
             (known.app, known.version) if known is not None and known.kind == "job" else ("", 0)
         )
-        if app and options.topic:
+        if app:
             # This includes the stages of tasks that failed before they could report them.
-            for name in logs or {options.topic}:
+            for name in logs or filter(None, [options.topic]):
                 named.setdefault(name, [])
         for topic, stages in named.items():
             try:

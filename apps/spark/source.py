@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -14,8 +15,19 @@ from .archived import ArchiveLogs, Archives, TaskBlocks
 from .logs import LOGGER, TopicLogs
 from .options import ALWAYS, SourceOptions
 from .planning import BatchPlan, OffsetRange
+from .pushdown import Bounds, Comparison
 
-__all__ = ["BatchReader", "RangePartition", "partitions_of", "read_range"]
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter  # since PySpark 4.1
+
+__all__ = ["BatchReader", "FilteringReader", "RangePartition", "partitions_of", "read_range"]
+
+
+# Spark's classes of filters that say something about offsets, times or topics.
+OPERATORS: Final = {
+    "EqualTo": "=", "EqualNullSafe": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
+    "LessThan": "<", "LessThanOrEqual": "<=", "In": "in",
+}  # fmt: skip
 
 
 class RangePartition(InputPartition):
@@ -64,6 +76,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
@@ -84,14 +97,31 @@ class BatchReader(DataSourceReader):
                         "bucket: leave it out, or start the broker with --bucket",
                     )
                 return self._of_archive(archive.url)
-            spans = BatchPlan(options, logs).partitions()
+            spans = BatchPlan(options, logs, self._bounds).partitions()
             return partitions_of(Archives(options.bucket, logs.archive).cut(spans))
         finally:
             logs.close()
 
     def _of_archive(self, url: str) -> Sequence[InputPartition]:
         logs = ArchiveLogs(url)
-        return partitions_of(logs.cut(BatchPlan(self._options, logs).partitions()))
+        return partitions_of(logs.cut(BatchPlan(self._options, logs, self._bounds).partitions()))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._options, partition)
+
+
+class FilteringReader(BatchReader):
+    """Reader with option `filterPushdown`, for PySpark 4.1 and later.
+
+    It is a class of its own, because Spark refuses each reader that has `pushFilters` if
+    `spark.sql.python.filterPushdown.enabled` is false.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        """Note what the filters say, and let Spark evaluate all of them."""
+        for item in filters:
+            operator = OPERATORS.get(type(item).__name__)
+            path: tuple[str, ...] = getattr(item, "attribute", ())
+            if operator is not None and len(path) == 1:
+                self._bounds.add(Comparison(path[0], operator, getattr(item, "value", None)))
+        return filters

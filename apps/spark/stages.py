@@ -1,4 +1,4 @@
-"""Stages of one task of the sink: one stage, or one for each part of a topic.
+"""Stages of one task of the sink: one for each topic of its rows, or for each part of a topic.
 
 Whether the topic has parts is known from the broker's answer to the first push. Rows with a key go
 to the part of their key (`wire/spread.py`), as with a producer. Rows without a key go to one part
@@ -8,7 +8,7 @@ for each task, so that a task has few stages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,15 +20,19 @@ from ...transport.names import part_name
 from ...transport.wire.protocol import Spread
 from ...transport.wire.protocol_client import StagePart
 from ...transport.wire.spread import HasParts, KeyParts, parts_of_keys
-from .packing import Packer
+from .options import wrong
+from .packing import Packer, split_by_topic
 
-__all__ = ["Sealed", "TaskStages", "split_by_key"]
+__all__ = ["TOPICS_MAX", "Sealed", "TaskStages", "TopicStages", "split_by_key"]
+
+# Each topic of a task has a connection, with a thread and about 7 file descriptors.
+TOPICS_MAX: Final = 100
 
 
 class Sealed(NamedTuple):
     """The sealed stages of a task, by the names of their logs.
 
-    `logs` has the names of all open parts of the topic, or only the topic's own name.
+    `logs` has the name of each topic of the task's rows, or the names of all of its open parts.
     """
 
     logs: tuple[str, ...]
@@ -36,10 +40,56 @@ class Sealed(NamedTuple):
 
 
 class TaskStages:
-    """The stages of one task. `begin` makes the writer for a topic or a part.
+    """The stages of one task, for all topics of its rows. `begin` makes the writer of a log.
 
-    `partition` is the number of the task.
+    `topic` is "" if the column 'topic' names the topic of each row. `partition` is the number of
+    the task.
     """
+
+    def __init__(self, topic: str, partition: int, begin: Callable[[str], StageWriter]) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._begin = begin
+        self._topics: dict[str, TopicStages] = {}
+
+    @property
+    def committed(self) -> bool:
+        """True if the transaction is committed already, so that no more rows are needed.
+
+        Rows that name their topics may name another one later, which lacks the transaction.
+        """
+        return bool(self._topic) and any(each.committed for each in self._topics.values())
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows, at least one. Some may wait until there are enough for a block."""
+        for topic, rows in [(self._topic, batch)] if self._topic else split_by_topic(batch):
+            if topic not in self._topics:
+                self._check_room(topic)
+                self._topics[topic] = TopicStages(topic, self._partition, self._begin)
+            self._topics[topic].add(rows)
+
+    def _check_room(self, topic: str) -> None:
+        if len(self._topics) >= TOPICS_MAX:
+            raise wrong(
+                f"the rows of one task are for more than {TOPICS_MAX} topics ({topic[:80]} is one "
+                "more), which is the limit: use repartition('topic'), or more partitions"
+            )
+
+    def seal(self) -> Sealed:
+        """Push what waits, and wait until all rows are durable at their brokers."""
+        sealed = [each.seal() for each in self._topics.values()]
+        return Sealed(
+            tuple(name for each in sealed for name in each.logs),
+            tuple(part for each in sealed for part in each.parts),
+        )
+
+    def close(self) -> None:
+        for each in self._topics.values():
+            each.close()
+
+
+class TopicStages:
+    """The stages of one task in one topic: one, or one for each part."""
 
     def __init__(self, topic: str, partition: int, begin: Callable[[str], StageWriter]) -> None:
         self._topic = topic

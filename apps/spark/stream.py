@@ -207,7 +207,8 @@ class PlainStreamReader(FollowingReader):
 
     def latestOffset(self) -> dict[str, object]:  # type: ignore[override]
         offsets_max, bytes_max = self._options.offsets_max, self._options.bytes_max
-        if not self._is_underway and (offsets_max or bytes_max):
+        is_underway = self._is_underway
+        if not is_underway and (offsets_max or bytes_max):
             LOGGER.warning(
                 "maxOffsetsPerTrigger and maxBytesPerTrigger do not limit the first micro-batch of "
                 "this run, because with PySpark 4.0 and 4.1 Trigger.AvailableNow would leave the "
@@ -218,7 +219,9 @@ class PlainStreamReader(FollowingReader):
         if self._at is None:
             self._at = self._plan.first_end()
         else:
-            self._at = self._plan.latest(self._at, offsets_max=offsets_max, bytes_max=bytes_max)
+            self._at = self._plan.latest(
+                self._at, offsets_max=offsets_max, bytes_max=bytes_max, may_wait=is_underway
+            )
         # The channel is not created here. It must be created at the start of a batch, and only the
         # batch's end is known here.
         return self._at.as_json()

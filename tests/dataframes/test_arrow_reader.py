@@ -18,6 +18,7 @@ import zsq
 from zsq.transport.arrow.batches import aligned
 from zsq.transport.block.block import Block, pack
 from zsq.transport.client.blocking import arrow_reader
+from zsq.transport.client.blocking.range_reader import RangeReader
 
 ROWS = 3000
 
@@ -41,6 +42,18 @@ def filled(topic: Topic) -> Topic:
 
 def reader_of(topic: Topic) -> zsq.Reader:
     return zsq.Reader(topic.name, url=topic.url)
+
+
+def test_without_value_the_broker_sends_no_bodies(topic: Topic) -> None:
+    filled(topic)
+    others = ["offset", "timestamp", "key", "tag", "headers"]
+    with reader_of(topic) as reader:
+        bare = reader.arrow(columns=others).read_all()
+        assert bare.equals(reader.arrow().read_all().select(others))
+    with RangeReader(topic.url, topic.name, 0, ROWS, bodies=False) as blocks:
+        found = list(blocks)
+    assert sum(block.count for block in found) == ROWS
+    assert not any(len(block.body.data) for block in found)
 
 
 def test_arrow_has_every_message_with_all_that_the_reader_has(topic: Topic) -> None:

@@ -61,6 +61,22 @@ def test_parts_become_messages_at_once_in_their_order(shared: Broker, url: str, 
     assert row["message_bytes"] > parts[0][3] + parts[1][3]
 
 
+def test_a_commit_can_be_checked_before(url: str, topic: str) -> None:
+    """A transaction of several topics asks all of them, before it commits in the first one."""
+    with StageCommitter(url, topic) as committer:
+        part = write(url, bodies_of("a", 10), topic=topic)
+        committer.check("app", 1, [part])
+        committer.check("app", 1, [part])
+        assert stored(url, topic) == []
+        with pytest.raises(zsq.UsageError, match="but the commit says"):
+            committer.check("app", 1, [(*part[:4], 0)])
+        with pytest.raises(zsq.NotFound, match="does not exist"):
+            committer.check("app", 1, [part, (bytes(16), *part[1:])])
+        assert committer.commit("app", 1, [part])["messages"] == 10
+        committer.check("app", 1, [part])
+        assert stored(url, topic) == bodies_of("a", 10)
+
+
 def test_the_files_of_a_stage_go(broker: Broker) -> None:
     with StageCommitter(broker.ipc, TOPIC) as committer:
         kept, dropped = (

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.datasource import GreaterThanOrEqual
 from support.broker import Broker, wait_for
 
 import zsq
@@ -24,7 +25,7 @@ from zsq.apps.spark.data_source import ZsqDataSource
 from zsq.apps.spark.options import sink_options, source_options
 from zsq.apps.spark.planning import OffsetRange
 from zsq.apps.spark.schema import COLUMNS
-from zsq.apps.spark.source import BatchReader, RangePartition
+from zsq.apps.spark.source import BatchReader, FilteringReader, RangePartition
 from zsq.storage.bucket.archive.archive_reader import ArchiveReader
 from zsq.storage.bucket.bucket import BucketAway, ObjectMissing
 from zsq.storage.log.chunk import ArchivedChunk
@@ -176,6 +177,33 @@ def test_times_are_found_in_the_bucket_too(broker: Broker) -> None:
         assert rows(url_of(broker), startingTimestamp=stamp, columns="offset")[:1] == wanted
     later = str(int(times[-1].timestamp() * 1000) + 10**6)
     assert rows(url_of(broker), startingTimestamp=later) == []
+
+
+def test_a_time_in_a_filter_leaves_out_the_files_before_it(broker: Broker) -> None:
+    """`pushFilters` needs PySpark 4.1, and no session."""
+    before = rows(broker.ipc, columns="timestamp,offset")
+    end = end_of(broker)
+    first_s = before[end // 2]["timestamp"]
+    for url in (broker.ipc, url_of(broker)):
+        given_options = {"topic": TOPIC, "columns": "timestamp,offset"}
+        reader = FilteringReader(source_options(given_options, url, streaming=False))
+        everything = reader.partitions()
+        reader.pushFilters([GreaterThanOrEqual(("timestamp",), first_s)])
+        needed = reader.partitions()
+        [files, all_files] = [
+            {
+                chunk.base_offset
+                for part in parts
+                if isinstance(part, RangePartition)
+                for chunk in part.span.chunks
+            }
+            for parts in (needed, everything)
+        ]
+        assert files < all_files
+        found = [row for part in needed for batch in reader.read(part) for row in batch.to_pylist()]
+        late = [row for row in found if row["timestamp"] >= first_s]
+        assert len(late) >= end // 2
+        assert late == [row for row in before if row["timestamp"] >= first_s][: len(late)]
 
 
 def test_partitions_in_the_bucket_have_about_the_same_bytes(tmp_path: Path) -> None:

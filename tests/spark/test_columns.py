@@ -15,7 +15,14 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from zsq import UsageError
-from zsq.apps.spark.packing import BLOCK_BYTES, Packer, cuts, rows_as_batches, strip_of, topic_of
+from zsq.apps.spark.packing import (
+    BLOCK_BYTES,
+    Packer,
+    cuts,
+    rows_as_batches,
+    split_by_topic,
+    strip_of,
+)
 from zsq.apps.spark.schema import COLUMNS, check_sink_columns, simple
 from zsq.transport.arrow.batches import ROWS_MIN, BatchMaker, arrow_schema
 from zsq.transport.block.block import Block, check_block, cut, pack, with_place
@@ -28,6 +35,7 @@ HEADERS = st.none() | st.dictionaries(
     st.text(max_size=5), st.none() | st.binary(max_size=5), max_size=3
 )
 ROW = st.tuples(st.binary(max_size=40), MAYBE, TEXT, HEADERS)
+STORED_NS = 1_700_000_000_123_456_789
 Row = tuple[bytes, bytes | None, str | None, dict[str, bytes | None] | None]
 
 
@@ -235,19 +243,22 @@ def test_headers_may_be_maps_and_wrong_ones_are_refused() -> None:
 
 
 def topics(*names: str | None) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(names, pa.string())], names=["topic"])
+    columns = [pa.array(names, pa.string()), pa.array(range(len(names)), pa.int64())]
+    return pa.RecordBatch.from_arrays(columns, names=["topic", "number"])
 
 
-def test_rows_of_several_topics_or_of_none_are_refused() -> None:
-    assert topic_of(topics("a", "a"), "") == "a"
-    assert topic_of(topics("a"), "a") == "a"
-    with pytest.raises(UsageError, match=r"several topics \(a, b\)"):
-        topic_of(topics("a", "b"), "")
-    with pytest.raises(UsageError, match="several topics"):
-        topic_of(topics("a"), "b")
+def test_rows_are_split_by_the_topics_that_they_name() -> None:
+    def split(batch: pa.RecordBatch) -> dict[str, list[int]]:
+        return {topic: rows.column("number").to_pylist() for topic, rows in split_by_topic(batch)}
+
+    assert split(topics("a", "a")) == {"a": [0, 1]}
+    mixed = topics("b", "a", "b", "c", "b")
+    assert split(mixed) == {"b": [0, 2, 4], "a": [1], "c": [3]}
+    assert list(split(mixed)) == ["b", "a", "c"]
+    assert split(mixed.slice(1, 3)) == {"a": [1], "b": [2], "c": [3]}
     for names in (("a", None), (None, None)):
         with pytest.raises(UsageError, match="'topic' is null in some rows"):
-            topic_of(topics(*names), "")
+            list(split_by_topic(topics(*names)))
 
 
 def test_rows_without_arrow_are_packed_in_batches() -> None:
@@ -389,7 +400,7 @@ def test_blocks_come_back_as_rows(rows: list[Row], data: st.DataObject) -> None:
     times = data.draw(
         st.none() | st.lists(st.integers(-(2**60), 2**60), min_size=len(rows), max_size=len(rows))
     )
-    block = block_of(rows, first, 1_700_000_000_123_456_789, times)
+    block = block_of(rows, first, STORED_NS, times)
     start = data.draw(st.integers(0, len(rows) - 1))
     stop = data.draw(st.integers(start + 1, len(rows)))
     if data.draw(st.booleans()):  # then the first offset is not 0
@@ -399,10 +410,9 @@ def test_blocks_come_back_as_rows(rows: list[Row], data: st.DataObject) -> None:
     made = BatchMaker("t", COLUMNS).batch(block, first + start, first + stop)
     made.validate(full=True)
     kind = 1 if times is None else 0
-    assert (
-        made.to_pylist()
-        == expected(rows, first, times or [1_700_000_000_123_456_789] * len(rows), kind)[start:stop]
-    )
+    # A message is never published after it was stored.
+    shown = [min(time_ns, STORED_NS) for time_ns in times or [STORED_NS] * len(rows)]
+    assert made.to_pylist() == expected(rows, first, shown, kind)[start:stop]
 
 
 @given(

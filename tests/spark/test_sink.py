@@ -26,7 +26,7 @@ from zsq.apps.spark.sink import (
     StagedPartition,
     stream_writer,
 )
-from zsq.apps.spark.stages import Sealed
+from zsq.apps.spark.stages import TOPICS_MAX, Sealed
 from zsq.transport.errors import E_CLOSING, E_DISK_FULL, E_NOT_FOUND, E_TIMEOUT
 from zsq.transport.wire.credentials import Credentials, KeyFile
 from zsq.transport.wire.protocol import Spread
@@ -141,6 +141,9 @@ class Committer:
     def commit(self, app: str, version: int, parts: Any, kind: str) -> Any:
         return self._answer("commit", app, version, list(parts), kind)
 
+    def check(self, app: str, version: int, parts: Any, kind: str) -> None:
+        self._answer("check", app, version, list(parts), kind)
+
     def abort(self, app: str, version: int, stages: Any) -> Any:
         return self._answer("abort", app, version, list(stages))
 
@@ -173,9 +176,7 @@ def test_a_task_stages_its_rows() -> None:
     )
     assert writer.rows == [b"a", b"b", b"c"]
     assert writer.closed
-    assert (found.topic, found.sealed, found.transaction) == (
-        "t", Sealed(("t",), (("t", part(1)),)), JOB,
-    )  # fmt: skip
+    assert (found.sealed, found.transaction) == (Sealed(("t",), (("t", part(1)),)), JOB)
     again = pickle.loads(pickle.dumps(found))
     assert vars(again) == vars(found), "Spark carries it from the executor to the driver"
 
@@ -186,17 +187,55 @@ def test_a_task_without_rows_makes_no_stage() -> None:
     assert found.sealed.parts == ()
 
 
-def test_the_column_names_the_topic_where_no_option_does() -> None:
-    assert sink.stage_rows(options(""), JOB, 0, [batch(b"a", topic="c")]).topic == "c"
-    assert (
+def rows_of(*rows: tuple[str | None, bytes]) -> pa.RecordBatch:
+    topics, values = zip(*rows, strict=True)
+    columns = [pa.array(values, pa.binary()), pa.array(topics, pa.string())]
+    return pa.RecordBatch.from_arrays(columns, names=["value", "Topic"])
+
+
+def written() -> dict[str, list[bytes]]:
+    """Return the rows of each log that was written."""
+    return {writer.asked[1]: writer.rows for writer in Writer.made if writer.rows}
+
+
+def test_each_row_goes_to_the_topic_that_its_column_names() -> None:
+    rows = [("b", b"0"), ("a", b"1"), ("b", b"2"), ("c", b"3"), ("a", b"4")]
+    found = sink.stage_rows(options(""), JOB, 0, [rows_of(*rows), rows_of(("c", b"5"))])
+    assert written() == {"b": [b"0", b"2"], "a": [b"1", b"4"], "c": [b"3", b"5"]}
+    assert found.sealed.logs == ("b", "a", "c")
+    assert [name for name, _ in found.sealed.parts] == ["b", "a", "c"]
+    assert all(writer.closed for writer in Writer.made)
+
+
+def test_the_option_names_the_topic_of_all_rows() -> None:
+    sink.stage_rows(options("o"), JOB, 0, [rows_of(("c", b"0"), (None, b"1"))])
+    assert written() == {"o": [b"0", b"1"]}
+
+
+def test_a_row_without_a_topic_is_refused() -> None:
+    with pytest.raises(zsq.UsageError, match="'topic' is null in some rows"):
         sink.stage_rows(
-            options("o"), JOB, 0, [batch(b"a", topic="c"), batch(b"a", topic="d")]
-        ).topic
-        == "o"
-    )
-    with pytest.raises(zsq.UsageError, match=r"several topics \(c, d\).*write once for each"):
-        sink.stage_rows(options(""), JOB, 0, [batch(b"a", topic="c"), batch(b"a", topic="d")])
+            options(""), JOB, 0, [rows_of(("c", b"0" * 200_000)), rows_of((None, b"1"))]
+        )
     assert Writer.made[-1].closed, "what was staged is given up"
+
+
+def test_a_task_writes_to_so_many_topics() -> None:
+    rows = [(f"t{number}", b"x") for number in range(TOPICS_MAX)]
+    assert len(sink.stage_rows(options(""), JOB, 0, [rows_of(*rows)]).sealed.logs) == TOPICS_MAX
+    with pytest.raises(zsq.UsageError, match=r"more than 100 topics.*repartition\('topic'\)"):
+        sink.stage_rows(options(""), JOB, 0, [rows_of(*rows, ("more", b"x"))])
+
+
+def test_a_repeated_batch_writes_to_the_topics_that_lack_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here all writers say that they are committed. The task still passes each row on."""
+    monkeypatch.setattr(Writer, "committed", True)
+    batches = iter([rows_of(("a", b"x" * 200_000)), rows_of(("b", b"x"))])
+    found = sink.stage_rows(options(""), JOB, 0, batches)
+    assert found.sealed.logs == ("a", "b")
+    assert not list(batches)
 
 
 def test_a_task_of_a_committed_transaction_takes_no_more_rows(
@@ -220,19 +259,21 @@ def test_a_task_that_fails_gives_its_stage_up(monkeypatch: pytest.MonkeyPatch) -
 
 
 def staged(number: int, topic: str = "t", transaction: SinkTransaction = JOB) -> StagedPartition:
-    return StagedPartition(topic, Sealed((topic,), ((topic, part(number)),)), transaction)
+    return StagedPartition(Sealed((topic,), ((topic, part(number)),)), transaction)
+
+
+def empty(transaction: SinkTransaction = JOB) -> StagedPartition:
+    return StagedPartition(Sealed((), ()), transaction)
 
 
 def test_a_commit_names_the_parts_in_the_order_of_partitions() -> None:
-    sink.commit_parts(
-        options(), [staged(2), StagedPartition("t", None, JOB), staged(1)], None, "batch 3"
-    )
+    sink.commit_parts(options(), [staged(2), empty(), staged(1)], None, "batch 3")
     assert Committer.asked == [("t", "commit", "app", 3, [part(2), part(1)], "app")]
 
 
 def test_an_empty_version_of_an_app_is_recorded() -> None:
     """Without the record, a lower version would be stored if it came again."""
-    sink.commit_parts(options(), [StagedPartition("t", None, JOB), None], None, "batch 3")
+    sink.commit_parts(options(), [empty(), None], None, "batch 3")
     sink.commit_parts(options(), [], JOB, "transaction app 3")
     assert Committer.asked == [("t", "commit", "app", 3, [], "app")] * 2
     Committer.answers += [zsq.NotFound(E_NOT_FOUND, "there is no topic t")]
@@ -242,15 +283,42 @@ def test_an_empty_version_of_an_app_is_recorded() -> None:
 
 def test_nothing_is_committed_where_nothing_is_known() -> None:
     job = SinkTransaction("u", 0, "job")
-    sink.commit_parts(options(""), [StagedPartition("", None, JOB), None], JOB, "transaction app 3")
+    sink.commit_parts(options(""), [empty(), None], JOB, "transaction app 3")
     sink.commit_parts(options(), [], None, "batch 3")
-    sink.commit_parts(options(), [StagedPartition("t", None, job)], job, "the write")
+    sink.commit_parts(options(), [empty(job)], job, "the write")
     assert not Committer.asked
 
 
-def test_partitions_of_several_topics_are_refused() -> None:
-    with pytest.raises(zsq.UsageError, match=r"several topics \(a, b\)"):
+def test_several_topics_commit_when_all_of_them_could() -> None:
+    messages = [staged(1, "b"), staged(2, "a"), empty(), staged(3, "b")]
+    sink.commit_parts(options(""), messages, None, "batch 3")
+    assert [(asked[:2], asked[4]) for asked in Committer.asked] == [
+        (("a", "check"), [part(2)]),
+        (("b", "check"), [part(1), part(3)]),
+        (("a", "commit"), [part(2)]),
+        (("b", "commit"), [part(1), part(3)]),
+    ]
+
+
+def test_no_topic_commits_where_one_of_them_could_not() -> None:
+    Committer.answers += [{}, zsq.NotFound(E_NOT_FOUND, "topic b was deleted")]
+    with pytest.raises(zsq.NotFound, match="topic b was deleted"):
         sink.commit_parts(options(""), [staged(1, "a"), staged(2, "b")], None, "batch 3")
+    assert [asked[1] for asked in Committer.asked] == ["check", "check"]
+
+
+def test_a_commit_that_stopped_between_two_topics_says_so_and_is_completed() -> None:
+    messages = [staged(1, "a"), staged(2, "b")]
+    Committer.answers += [{}, {}, {}, zsq.NotFound(E_NOT_FOUND, "a stage is gone")]
+    with pytest.raises(zsq.NotFound, match=r"a stage is gone\. batch 3 is already in topic a$"):
+        sink.commit_parts(options(""), messages, None, "batch 3")
+    Committer.asked.clear()
+    Committer.answers += [{}, {}, {"repeated": True}, {"repeated": False}]
+    sink.commit_parts(options(""), messages, None, "batch 3")
+    assert [asked[0] for asked in Committer.asked] == ["a", "b"] * 2
+
+
+def test_a_commit_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(zsq.UsageError, match="belong to different transactions"):
         sink.commit_parts(
             options(),
@@ -306,16 +374,14 @@ def test_an_abort_for_an_app_drops_only_the_stages_it_names() -> None:
     """The abort of an old driver may come late, when its successor already works on the
     same batch.
     """
-    sink.abort_parts(
-        options(), [staged(1), None, StagedPartition("t", None, JOB), staged(2)], None, "batch 3"
-    )
+    sink.abort_parts(options(), [staged(1), None, empty(), staged(2)], None, "batch 3")
     sink.abort_parts(options(""), [staged(1, "a"), None, staged(2, "b")], JOB, "transaction app 3")
     assert Committer.asked == [
         ("t", "abort", "", 0, [part(1)[0], part(2)[0]]),
         ("a", "abort", "", 0, [part(1)[0]]),
         ("b", "abort", "", 0, [part(2)[0]]),
     ]
-    sink.abort_parts(options(), [None, StagedPartition("t", None, JOB)], JOB, "transaction app 3")
+    sink.abort_parts(options(), [None, empty()], JOB, "transaction app 3")
     assert len(Committer.asked) == 3, "none is named"
 
 
@@ -383,12 +449,12 @@ def test_all_parts_commit_also_those_without_rows() -> None:
     """Otherwise a part without rows would take a lower version that comes again."""
     logs = ("t#0", "t#1", "t#10", "t#2")
     messages = [
-        StagedPartition("t", Sealed(logs, (("t#1", part(1)), ("t#10", part(2)))), JOB),
-        StagedPartition("t", Sealed(logs, (("t#1", part(3)),)), JOB),
-        StagedPartition("t", None, JOB),
+        StagedPartition(Sealed(logs, (("t#1", part(1)), ("t#10", part(2)))), JOB),
+        StagedPartition(Sealed(logs, (("t#1", part(3)),)), JOB),
+        empty(),
     ]
     sink.commit_parts(options(), messages, None, "batch 3")
-    assert [(one[0], one[4]) for one in Committer.asked] == [
+    assert [(one[0], one[4]) for one in Committer.asked if one[1] == "commit"] == [
         ("t#0", []), ("t#1", [part(1), part(3)]), ("t#2", []), ("t#10", [part(2)]),
     ]  # fmt: skip
 
@@ -396,18 +462,18 @@ def test_all_parts_commit_also_those_without_rows() -> None:
 def test_an_empty_version_is_recorded_in_all_parts() -> None:
     Writer.parts["t"] = 3
     sink.commit_parts(options(), [], JOB, "transaction app 3")
-    assert [one[0] for one in Committer.asked] == ["t", "t#0", "t#1", "t#2"]
+    assert [one[0] for one in Committer.asked] == ["t", *["t#0", "t#1", "t#2"] * 2]
 
 
 def test_a_commit_that_stopped_between_two_parts_is_completed() -> None:
     logs = ("t#0", "t#1")
-    message = StagedPartition("t", Sealed(logs, (("t#0", part(1)), ("t#1", part(2)))), JOB)
-    Committer.answers += [{}, zsq.NotFound(E_NOT_FOUND, "a stage is gone")]
+    message = StagedPartition(Sealed(logs, (("t#0", part(1)), ("t#1", part(2)))), JOB)
+    Committer.answers += [{}, {}, {}, zsq.NotFound(E_NOT_FOUND, "a stage is gone")]
     with pytest.raises(zsq.NotFound):
         sink.commit_parts(options(), [message], None, "batch 3")
-    Committer.answers += [{"repeated": True}, {"repeated": False}]
+    Committer.answers += [{}, {}, {"repeated": True}, {"repeated": False}]
     sink.commit_parts(options(), [message], None, "batch 3")
-    assert [one[0] for one in Committer.asked] == ["t#0", "t#1"] * 2
+    assert [one[0] for one in Committer.asked] == ["t#0", "t#1"] * 4
 
 
 def test_the_abort_of_a_job_drops_the_stages_of_all_parts() -> None:
@@ -418,7 +484,7 @@ def test_the_abort_of_a_job_drops_the_stages_of_all_parts() -> None:
         ("t", "abort", "u"), ("t#0", "abort", "u"), ("t#1", "abort", "u"),
     ]  # fmt: skip
     Committer.asked.clear()
-    some = StagedPartition("t", Sealed(("t#0", "t#1"), (("t#1", part(1)),)), job)
+    some = StagedPartition(Sealed(("t#0", "t#1"), (("t#1", part(1)),)), job)
     sink.abort_parts(options(), [some, None], job, "the write")
     assert sorted(one[0] for one in Committer.asked) == ["t#0", "t#1"]
 

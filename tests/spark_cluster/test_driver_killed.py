@@ -58,6 +58,38 @@ class Query:
         return self.topic.head()
 
 
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[Broker]:
+    """Return a broker that keeps stages for the usual time."""
+    with Broker(tmp_path / "data") as broker:
+        yield broker
+
+
+def test_a_stream_into_several_topics_survives_kills_of_its_driver(
+    patient: Broker, tmp_path: Path
+) -> None:
+    """The driver is killed before the commit of a batch, and after it. Each row names its topic."""
+    broker = patient
+    topics = [Topic(broker, f"spread-{number}").create() for number in range(3)]
+    query: dict[str, Any] = {
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "size": SIZE,
+        "options": {"url": broker.ipc},
+        "topic": "concat('spread-', cast(substr(cast(value as string), 1, 12) as bigint) % 3)",
+    }
+    source = ranges(tmp_path / "ranges", files=6, rows=1000)
+    for point in ("commit.0.before", "commit.0.after", ""):
+        with driver(tmp_path / f"driver-{point}") as spark:
+            if not point:
+                spark.submit("stream", source=source, **query).result()
+                continue
+            met(spark.gate("column", point), spark.submit("stream", source=source, **query))
+            assert sum(topic.head() for topic in topics) == (2000 if "after" in point else 0)
+            spark.kill()
+    for number, topic in enumerate(topics):
+        exactly_once(broker.ipc, topic.name, range(number, 6000, 3), SIZE)
+
+
 def publish(topic: Topic, first: int, count: int) -> None:
     with zsq.Producer(topic.broker.ipc) as producer:
         producer.publish_many(

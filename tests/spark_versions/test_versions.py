@@ -172,3 +172,41 @@ def test_a_query_that_begins_at_latest_misses_nothing_after_that(query: Query) -
     first = end - query.target.head()
     assert first <= begun
     query.has(range(first, end))
+
+
+def test_rows_go_to_the_topics_that_they_name(query: Query, tmp_path: Path) -> None:
+    publish(query.source, 0)
+    url, name = query.source.broker.ipc, query.target.name[:50]
+    for _ in range(2):
+        query.spark.submit(
+            "stream",
+            source={
+                "format": "zsq", "url": url, "topic": query.source.name,
+                "startingOffsets": "earliest",
+            },
+            checkpoint=str(tmp_path / "spread"),
+            size=SIZE,
+            options={"url": url},
+            topic=f"concat('{name}-', cast(substr(cast(value as string), 1, 12) as bigint) % 2)",
+        ).result(240)  # fmt: skip
+    for number in range(2):
+        exactly_once(url, f"{name}-{number}", range(number, ROWS, 2), SIZE)
+
+
+@pytest.mark.parametrize("pushed", [False, True])
+def test_filters_choose_the_rows(query: Query, pushed: bool) -> None:
+    """Without the option, the switch of Spark pushes nothing to this source."""
+    publish(query.source, 0)
+    key = "spark.sql.python.filterPushdown.enabled"
+    query.spark.submit("conf", key=key, value="true").result(60)
+    options = {"url": query.source.broker.ipc, "topic": query.source.name}
+    if pushed:
+        options["filterPushdown"] = "true"
+    where = "offset >= 500 and offset < 700 and timestamp > timestamp '2020-01-01'"
+    job = query.spark.submit("read", options=options, where=where)
+    if pushed and query.spark.version.startswith("4.0."):
+        with pytest.raises(SparkFailed, match=r"needs PySpark 4\.1"):
+            job.result(120)
+        return
+    found = job.result(120)
+    assert (found["rows"], found["first"], found["last"]) == (200, 500, 699)

@@ -13,7 +13,8 @@ Points: `write.PARTITION.N` before the Nth Arrow batch is passed to the sink, `w
 after the last one and before the seal, `sealed.PARTITION` when the sink's write has returned,
 `commit.BATCH.before` and `commit.BATCH.after` around a commit (for batch jobs BATCH is "job"),
 `read.OFFSET` before the first Arrow batch of the stream's task that begins at this offset, and
-`read.OFFSET.end` after its last one. Here TOPIC is the topic that is read.
+`read.OFFSET.end` after its last one. Here TOPIC is the topic that is read. It is `column` for a
+write whose rows name their topics.
 """
 
 from __future__ import annotations
@@ -159,11 +160,11 @@ def chaotic(source: Any, folder: str) -> Any:
             return twist_reader(source.streamReader(self, schema), folder)
 
         def writer(self, schema: Any, overwrite: bool) -> Any:
-            return twist(source.writer(self, schema, overwrite), folder, self.options["topic"])
+            topic = self.options.get("topic", "column")
+            return twist(source.writer(self, schema, overwrite), folder, topic)
 
         def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-            return twist(
-                source.streamWriter(self, schema, overwrite), folder, self.options["topic"]
-            )
+            topic = self.options.get("topic", "column")
+            return twist(source.streamWriter(self, schema, overwrite), folder, topic)
 
     return Chaotic

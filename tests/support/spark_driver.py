@@ -32,7 +32,6 @@ class Program:
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
-        self.queries: dict[str, StreamingQuery] = {}
 
     def write(
         self,
@@ -61,13 +60,15 @@ class Program:
         size: int,
         options: dict[str, str],
         now: bool = True,
+        topic: str = "",
     ) -> dict[str, Any]:
         """Write all data that is available now into a topic, in micro-batches. If `source` is
         {"format": "json", "path"}, each line of its files is a range of numbers. Otherwise `source`
         has the options of the data source, and the values are passed on unchanged. Without `now`,
-        the query has Spark's default trigger, and is stopped when nothing is left.
+        the query has Spark's default trigger, and is stopped when nothing is left. `topic` is an
+        expression for a column `topic`.
         """
-        query = self._start(source, checkpoint, size, options, now)
+        query = self._start(source, checkpoint, size, options, now, topic)
         try:
             if now:
                 query.awaitTermination()
@@ -92,6 +93,7 @@ class Program:
         size: int,
         options: dict[str, str],
         now: bool,
+        topic: str,
     ) -> StreamingQuery:
         stream = self.spark.readStream.format(source.pop("format"))
         if "path" in source:
@@ -101,18 +103,20 @@ class Program:
             )
         else:
             rows = stream.options(**source).load().select("value")
+        if topic:
+            rows = rows.selectExpr("value", f"{topic} as topic")
         writer = rows.writeStream.format(NAME).option("checkpointLocation", checkpoint)
         if now:
             writer = writer.trigger(availableNow=True)
-        query = writer.options(**options).start()
-        self.queries[options["topic"]] = query
-        return query
+        return writer.options(**options).start()
 
-    def read(self, options: dict[str, str], format: str = "zsq") -> dict[str, Any]:
-        """Return counts and a digest of the rows in a range. The result does not depend on which
-        executor read which rows.
+    def read(
+        self, options: dict[str, str], format: str = "zsq", where: str = "true"
+    ) -> dict[str, Any]:
+        """Return counts and a digest of the rows in a range that `where` chooses. The result does
+        not depend on which executor read which rows.
         """
-        rows: DataFrame = self.spark.read.format(format).options(**options).load()
+        rows: DataFrame = self.spark.read.format(format).options(**options).load().where(where)
         kept = rows.selectExpr(
             "count(*) as rows",
             "count(distinct offset) as offsets",

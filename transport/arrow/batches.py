@@ -131,16 +131,23 @@ def _tags(block: Block) -> pa.Array:
 
 
 def _times(block: Block) -> pa.Array:
+    """Return the times of a block of the log.
+
+    The time that a message was published with is never later than that of its storing. If its
+    publisher's clock was ahead, it is the time of storing. So a search of the log by the time of
+    storing finds all messages from a time on.
+    """
     times = block.times
+    stored = pa.scalar(block.header.time_ns // 1000, pa.int64())
     if times is None:
-        return pa.repeat(pa.scalar(block.header.time_ns // 1000, _TIME), block.count)
+        return pa.repeat(stored.cast(_TIME), block.count)
     nanos = pa.Array.from_buffers(pa.int64(), block.count, [None, pa.py_buffer(times)])
     thousand = pa.scalar(1000, pa.int64())
     micros = pc.divide(nanos, thousand)
     # The division rounds toward zero. So it rounds up times before 1970, which are negative.
     if pc.min(nanos).as_py() < 0:
         micros = pc.subtract(micros, pc.less(nanos, pc.multiply(micros, thousand)).cast(pa.int64()))
-    return micros.view(_TIME)
+    return pc.min_element_wise(micros, stored).view(_TIME)
 
 
 def _header_rows(block: Block) -> pa.Array:

@@ -633,6 +633,17 @@ def with_place(block: Block, first_offset: int, time_ns: int) -> Block:
     )
 
 
+def without_bodies(block: Block) -> Block:
+    """Return the same messages with empty bodies, at the same offsets and times."""
+    old = block.header
+    offsets_bytes = padded((old.count + 1) * 4)
+    body_bytes = offsets_bytes + padded(len(block.body.data))
+    rest = block.columns[body_bytes:-TRAILER_BYTES]
+    return seal([bytes(offsets_bytes), rest], offsets_bytes + len(rest), old.columns, old.count,
+                first_offset=old.first_offset, time_ns=old.time_ns, producer_id=old.producer_id,
+                sequence=old.sequence, flags=old.flags)  # fmt: skip
+
+
 def cut(block: Block, start: int, stop: int) -> Block:
     """Return messages `start` to `stop` (indexes in the block) as a new block.
 

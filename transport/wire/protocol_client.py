@@ -543,7 +543,7 @@ class Answer(Wire):
 @record
 class Fetch(Wire):
     """Read blocks of about `bytes_max` bytes, beginning with the block that contains `offset`. The
-    reply has at least one block if any exists.
+    reply has at least one block if any exists. Without `bodies`, all bodies in it are empty.
 
     The reply is Blocks.
     """
@@ -552,6 +552,7 @@ class Fetch(Wire):
     request: int
     offset: int
     bytes_max: int
+    bodies: bool = True
 
 
 @record
@@ -775,6 +776,9 @@ class Commit(Wire):
     of them. Other stages of the transaction are dropped. Done.data: {"first_offset", "messages",
     "repeated": True if it was committed before}.
 
+    With `dry_run`, nothing is committed: the answer is Done if the commit would be carried out now,
+    or was before, and otherwise the error. A transaction of several topics asks all of them first.
+
     E_NOT_FOUND: a part does not exist, or no longer exists. E_BAD_ARGUMENT: a part is not sealed,
     or it differs from its description.
     """
@@ -785,6 +789,7 @@ class Commit(Wire):
     version: int
     kind: str
     parts: tuple[StagePart, ...]
+    dry_run: bool = False
 
 
 @record

@@ -24,6 +24,7 @@ from ..peers.spark_peers import Prebuilt, ThrowAway
 
 SINK: Final = "write: Arrow sink that throws away"
 SOURCE: Final = "read: prebuilt Arrow"
+PARQUET: Final = "read: Parquet, by the JVM"  # the same rows, which no Python process sees
 PARTITIONS: Final = 8
 BATCH_ROWS: Final = 10_000  # rows of a prebuilt Arrow batch, the most that Spark itself sends
 TUPLES_SHARE: Final = 4  # tuples are slow, so a quarter of the rows is enough
@@ -50,6 +51,7 @@ def spark(
                 rows if number else rows // 4,
                 size,
                 f"bench-{number}",
+                str(broker.folder / f"parquet-{number}"),
                 keep=number > 0,
             )
 
@@ -62,6 +64,7 @@ def _round(
     rows: int,
     size: int,
     topic: str,
+    parquet: str,
     *,
     keep: bool,
 ) -> None:
@@ -102,6 +105,8 @@ def _round(
     measure(SOURCE, rows, lambda: noop(prebuilt.options(how="arrow").load()))
     ours = session.read.format("zsq").options(url=url, topic=topic, minPartitions=PARTITIONS)
     measure("read: ZSQ", rows, lambda: noop(ours.load()), SOURCE)
+    ours.load().write.parquet(parquet)
+    measure(PARQUET, rows, lambda: noop(session.read.parquet(parquet)))
     few = prebuilt.options(how="tuples", rows=rows // TUPLES_SHARE)
     measure("read: tuples", rows // TUPLES_SHARE, lambda: noop(few.load()), SOURCE)
     admin.delete_topic(topic, force=True)

@@ -37,6 +37,7 @@ from zsq.transport.block.block import (
     open_block,
     pack,
     with_place,
+    without_bodies,
 )
 from zsq.transport.errors import (
     E_BAD_BLOCK,
@@ -143,6 +144,21 @@ def test_null_is_not_empty() -> None:
     assert block.key is not None
     assert [block.key.value(i) for i in range(3)] == [None, b"", b"k"]
     assert pack([b"a"]).key is None
+
+
+@given(MESSAGES, st.booleans())
+def test_a_block_without_bodies_has_all_else(messages: Messages, timed: bool) -> None:
+    times = list(range(len(messages))) if timed else None
+    block = made(messages, first_offset=100, time_ns=7, times=times, producer_id=3, sequence=4)
+    bare = travelled(without_bodies(block))
+    assert messages_of(bare) == [(b"", *others) for _, *others in messages]
+    assert bare.header._replace(length=0, columns_crc=0) == block.header._replace(
+        length=0, columns_crc=0
+    )
+    assert [bare.time_of(i) for i in range(bare.count)] == (times or [7] * bare.count)
+    assert messages_of(without_bodies(cut(block, len(messages) // 2, len(messages)))) == [
+        (b"", *others) for _, *others in messages[len(messages) // 2 :]
+    ]
 
 
 def test_a_whole_cut_is_the_block_itself() -> None:

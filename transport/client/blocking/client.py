@@ -222,6 +222,7 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
             start,
             end,
             bytes_max=bytes_max,
+            bodies=columns is None or "value" in columns,
             timeout=self._timeout,
             fail_on_data_loss=fail_on_data_loss,
             uuid=self.uuid(),

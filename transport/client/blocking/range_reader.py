@@ -24,7 +24,8 @@ class RangeReader(Asker):
     """Iterate over the blocks of a topic that overlap [start, end), in order.
 
     The first block may begin below `start`, and the last one may end above `end`. The caller must
-    leave out the messages outside of the range. While the caller uses one reply (blocks of about
+    leave out the messages outside of the range. Without `bodies`, all bodies are empty, and the
+    broker does not send them. While the caller uses one reply (blocks of about
     `bytes_max` bytes), the broker reads the next one. At most two replies are in memory. The same
     range always gives the same messages. You can iterate again, which reads the range again.
 
@@ -47,6 +48,7 @@ class RangeReader(Asker):
         end: int,
         *,
         bytes_max: int = 1 << 20,
+        bodies: bool = True,
         timeout: float | None = TIMEOUT_S,
         fail_on_data_loss: bool = True,
         uuid: str = "",
@@ -74,6 +76,7 @@ class RangeReader(Asker):
         self.gaps: list[tuple[int, int]] = []
         self.lost = 0
         self._bytes_max = bytes_max
+        self._bodies = bodies
         self._fails = fail_on_data_loss
         self._uuid = uuid
 
@@ -106,7 +109,7 @@ class RangeReader(Asker):
                 self._give_up(ahead)
 
     def _fetch(self, offset: int) -> Request:
-        return self._send(fetch(offset, self._bytes_max))
+        return self._send(fetch(offset, self._bytes_max, bodies=self._bodies))
 
     def _check_topic(self) -> None:
         if not self._uuid or self._made is None:

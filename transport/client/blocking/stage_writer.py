@@ -247,7 +247,9 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
                 raise engine.too_late(self._timeout)
 
 
-def _commit(app: str, version: int, parts: Sequence[StagePart | None], kind: str) -> Question:
+def _commit(
+    app: str, version: int, parts: Sequence[StagePart | None], kind: str, *, dry_run: bool = False
+) -> Question:
     """Return the request. Raises `UsageError` if an argument is wrong."""
     check_transaction(app, version, kind)
     rows: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
@@ -259,7 +261,7 @@ def _commit(app: str, version: int, parts: Sequence[StagePart | None], kind: str
                 "partitions"
             ),
         )
-    return Question(lambda number: Commit(number, app, version, kind, rows))
+    return Question(lambda number: Commit(number, app, version, kind, rows, dry_run))
 
 
 class StageCommitter(Asker):
@@ -299,6 +301,16 @@ class StageCommitter(Asker):
         """
         answer: Committed = self._carry_out(ask(_commit(app, version, parts, kind)))
         return answer
+
+    def check(
+        self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app"
+    ) -> None:
+        """Check that `commit` with the same arguments would be carried out now.
+
+        A transaction of several topics asks all of them before it commits in the first one. Raises
+        the errors of `commit`. Returns if the transaction is already committed.
+        """
+        self._carry_out(ask(_commit(app, version, parts, kind, dry_run=True)))
 
     def commit_here(
         self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app"

@@ -73,14 +73,14 @@ def whole(name: str, value: Any) -> int:
         raise UsageError(E_BAD_ARGUMENT, text) from None
 
 
-def fetch(offset: int, bytes_max: int) -> Question:
+def fetch(offset: int, bytes_max: int, *, bodies: bool = True) -> Question:
     offset, bytes_max = whole("offset", offset), whole("bytes_max", bytes_max)
     if offset < 0 or bytes_max < 1:
         raise UsageError(
             E_BAD_ARGUMENT,
             f"offset must be at least 0 and bytes_max at least 1, not {offset} and {bytes_max}",
         )
-    return Question(lambda number: Fetch(number, offset, bytes_max))
+    return Question(lambda number: Fetch(number, offset, bytes_max, bodies))
 
 
 def fetched(reply: Reply) -> Fetched:
