@@ -211,7 +211,7 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("../README.md", "pip install '.[http]'"): _INSTALLS,
     ("../README.md", "import zsq.apps.spark"): "the tutorial has all of it",
     ("../README.md", "./scripts/demo"): "it takes minutes; continuous integration runs it",
-    ("operations.md", "processes = 10 + topics + channels"): "a formula",
+    ("operations.md", "processes = 10 + (quiet"): "a formula",
     ("standby.md", "producers, consumers"): "a picture",
     ("standby.md", "# on both: the address of the store"): "it needs two machines and a store",
     ("standby.md", "[Service]"): "it needs systemd",

@@ -31,6 +31,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         )
         (folder / "bucket").mkdir()
         more = ("--config", str(folder / "zsq.toml"), "--bucket", f"file://{folder}/bucket")
+        more += ("--own-process", "always")
         with Broker(folder / "data", *more, nsq=True, http=True) as one:
             with zsq.Admin(one.ipc) as admin:
                 admin.create_channel("t", "c")
