@@ -26,7 +26,8 @@ BACK_S = 5.0
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path / "data", "--chunk-bytes", str(MIB), "--keep-bytes", "none") as broker:
+    options = ("--chunk-bytes", str(MIB), "--keep-bytes", "none", "--own-process", "always")
+    with Broker(tmp_path / "data", *options) as broker:
         yield broker
 
 
