@@ -465,6 +465,13 @@ def test_an_empty_version_is_recorded_in_all_parts() -> None:
     assert [one[0] for one in Committer.asked] == ["t", *["t#0", "t#1", "t#2"] * 2]
 
 
+def test_rows_for_a_topic_that_was_made_anew_with_parts_are_not_lost_silently() -> None:
+    Writer.parts["b"] = 2
+    with pytest.raises(zsq.UsageError, match="topic b has 2 parts"):
+        sink.commit_parts(options(""), [staged(1, "a"), staged(2, "b")], None, "batch 3")
+    assert [asked[:2] for asked in Committer.asked] == [("a", "check"), ("b", "check")]
+
+
 def test_a_commit_that_stopped_between_two_parts_is_completed() -> None:
     logs = ("t#0", "t#1")
     message = StagedPartition(Sealed(logs, (("t#0", part(1)), ("t#1", part(2)))), JOB)
