@@ -360,13 +360,16 @@ class ConsumerBase(ClientBase[_DriveT]):
             except BaseException:
                 self._give_gathered_back(gathering.messages, working)
                 raise
-            messages = [one for one in gathering.messages if one._batch.delivery.live]
+            messages: list[Any] = []
+            lost: list[Any] = []
+            for message in gathering.messages:
+                (messages if message._batch.delivery.live else lost).append(message)
             if self._closing or (backoff is not None and backoff.ticket != ticket):
                 self._give_gathered_back(gathering.messages, working)
-            elif messages:
+                continue
+            working.end_batch(lost, None)
+            if messages:
                 return messages
-            else:
-                working.end_batch(gathering.messages, None)
         return None
 
     def _fill(
@@ -377,10 +380,13 @@ class ConsumerBase(ClientBase[_DriveT]):
     ) -> Generator[int, bool, int]:
         """Gather until the batch is complete. Return the ticket of its first message.
 
-        A probe does not wait for more messages, because none come.
+        A probe does not wait for more messages, because none come. If the state of the backoff
+        changes, nothing is added any more. So a probe is never in a batch that is given back.
         """
         ticket = 0
         while not (self._closing or gathering.is_complete(time.monotonic_ns())):
+            if gathering.messages and backoff is not None and backoff.ticket != ticket:
+                break
             message = self._take_fitting(gathering)
             if message is not None:
                 now_ticket = 0 if backoff is None else backoff.ticket

@@ -172,8 +172,9 @@ class Leg:
                 self.engine.give_back(self, message.count)
             return Reaction.NOTHING
         reaction = self.session.on_word(message, blocks, now_ns)
-        if self.engine.limit == 0 and self.session.arrived:  # it was on its way
-            self.engine.give_back(self, self.session.unanswered)
+        if self.engine.limit == 0 and (arrived := self.session.arrived):  # it was on its way
+            # No more than that, because the probe may still wait for its handler.
+            self.engine.give_back(self, sum(delivery.block.count for delivery in arrived))
         return reaction
 
     def on_up(self, now_ns: int) -> None:
@@ -691,7 +692,9 @@ class ConsumerEngine(Engine):
         `remembers`: see `ConsumerSession.remembers`.
 
         Return None at the deadline, when the consumer closes, or when `shared()` is true. This
-        means that another caller took a delivery, and some of its messages still wait.
+        means that another caller took a delivery, and some of its messages still wait. Without
+        `whole`, return None also when the consumer begins or ends to back off. The caller may hold
+        messages of a batch that it has to give back.
         """
         if closing():  # `close` may have ended the links, and nothing would end new ones
             return None
@@ -702,7 +705,13 @@ class ConsumerEngine(Engine):
             self.tell(time.monotonic_ns())
         if not self.arrived:
             self._adapt()
-        while not (closing() or shared()):
+        backoff = None if whole else self.backoff
+        ticket = 0 if backoff is None else backoff.ticket
+
+        def over() -> bool:
+            return closing() or shared() or (backoff is not None and backoff.ticket != ticket)
+
+        while not over():
             if (delivery := self._next()) is not None:
                 if self.limit is not None:
                     self._take_probe(delivery)
@@ -718,9 +727,9 @@ class ConsumerEngine(Engine):
             self.raise_refused()
             up = self.up
             limit_ns = min(deadline_ns, self.unreachable(timeout))
-            yield (lambda up=up: self.news(up) or closing() or shared(), limit_ns)  # type: ignore[misc]
+            yield (lambda up=up: self.news(up) or over(), limit_ns)  # type: ignore[misc]
             now = time.monotonic_ns()
-            if self.arrived or closing() or shared() or now < limit_ns:
+            if self.arrived or over() or now < limit_ns:
                 continue
             if now >= deadline_ns:
                 return None
