@@ -276,3 +276,51 @@ def test_a_consumer_goes_on_after_a_failure_while_a_batch_was_gathered(
     running.wait_for(lambda: running.seen == Counter({b"0": 2, b"1": 2, b"2": 1}))
     running.close()
     assert done(space)
+
+
+def test_an_error_after_all_messages_are_answered_is_reported(kind: str, space: Namespace) -> None:
+    publish(space, 3)
+    reported: list[Any] = []
+
+    def handle(batch: Any) -> Any:
+        async def finish_all() -> None:
+            for message in batch:
+                await message.finish()
+            raise ValueError("too late")
+
+        if kind == "asyncio":
+            return finish_all()
+        for message in batch:
+            message.finish()
+        raise ValueError("too late")
+
+    options = {"batch": 3, "on_error": lambda *call: reported.append(call)}
+    running = Running(kind, space, handle, **options)
+    running.wait_for(lambda: running.calls == 3)
+    running.close()
+    assert [(len(batch), repr(error)) for batch, error in reported] == [
+        (3, "ValueError('too late')")
+    ]
+    assert done(space)
+
+
+def test_a_batch_that_raises_after_a_message_was_finished_is_no_failure_of_everything(
+    kind: str, space: Namespace
+) -> None:
+    publish(space, 20)
+
+    def handle(batch: Any) -> Any:
+        async def finish_first() -> None:
+            await batch[0].finish()
+            raise ValueError("no")
+
+        if kind == "asyncio":
+            return finish_first()
+        batch[0].finish()
+        raise ValueError("no")
+
+    options = {"backoff": zsq.Backoff(600, 1800, failures=1), "settings": AT_ONCE}
+    running = Running(kind, space, handle, batch=10, **options)
+    running.wait_for(lambda: len(running.sizes) >= 20)
+    running.close()
+    assert done(space)
