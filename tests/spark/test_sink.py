@@ -223,7 +223,7 @@ def test_a_row_without_a_topic_is_refused() -> None:
 def test_a_task_writes_to_so_many_topics() -> None:
     rows = [(f"t{number}", b"x") for number in range(TOPICS_MAX)]
     assert len(sink.stage_rows(options(""), JOB, 0, [rows_of(*rows)]).sealed.logs) == TOPICS_MAX
-    with pytest.raises(zsq.UsageError, match=r"more than 100 topics.*repartition\('topic'\)"):
+    with pytest.raises(zsq.UsageError, match=r"more than 100 topics.*repartition\(N, 'topic'\)"):
         sink.stage_rows(options(""), JOB, 0, [rows_of(*rows, ("more", b"x"))])
 
 
