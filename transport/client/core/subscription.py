@@ -366,6 +366,11 @@ class ConsumerEngine(Engine):
         if not backoff.limit:
             self.give_all_back()
 
+    def _lose_probe(self, now_ns: int) -> None:
+        """Probe once more if there is a probe, which may have been lost with a link."""
+        if self.backoff is not None and self.backoff.lost(now_ns):
+            self._obey_backoff(self.backoff, now_ns)
+
     def _limit_ready(self, limit: int) -> None:
         """Ask each leg for up to `limit` messages beyond those whose handlers work."""
         for leg in {id(leg): leg for leg in [self._whole, *self.legs]}.values():
@@ -429,6 +434,7 @@ class ConsumerEngine(Engine):
         leg.link.stop()
         self.links.remove(leg.link)
         self.legs.remove(leg)
+        self._lose_probe(time.monotonic_ns())
         self.on_part_void(leg.session)
 
     def _forget_parts(self) -> None:
@@ -478,8 +484,7 @@ class ConsumerEngine(Engine):
         their delivery.
         """
         self.down_ns = time.monotonic_ns()
-        if self.backoff is not None and self.backoff.lost(self.down_ns):
-            self._obey_backoff(self.backoff, self.down_ns)
+        self._lose_probe(self.down_ns)
         if leg is not self._whole:
             self.on_part_void(leg.session)
         elif not self.has_parts:
@@ -721,6 +726,8 @@ class ConsumerEngine(Engine):
                     continue
                 if whole:
                     delivery.take(delivery.block.count)
+                    # The program itself took it. If it is a probe, its outcome will not be known.
+                    self._lose_probe(time.monotonic_ns())
                 delivery.session.remembers = remembers
                 self.report_soon(time.monotonic_ns())
                 return delivery

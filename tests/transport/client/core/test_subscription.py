@@ -15,8 +15,9 @@ import pytest
 import zsq
 from zsq.transport.client.core import subscription
 from zsq.transport.client.core.confirm import Confirm
+from zsq.transport.client.core.consumer_backoff import BackoffState, ConsumerBackoff, Outcome
 from zsq.transport.client.core.consumer_session import ConsumerSession
-from zsq.transport.client.core.subscription import ConsumerEngine
+from zsq.transport.client.core.subscription import ConsumerEngine, Leg
 from zsq.transport.client.link.link_table import LinkState
 from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import E_CLOSED, Refused
@@ -130,3 +131,20 @@ def test_a_probe_that_waits_for_its_handler_is_not_given_back(
     engine.limit = 0
     engine.legs[0].on_word(Bye(), [], 1)
     assert given_back == [2]
+
+
+def test_a_probe_of_a_part_that_is_left_is_repeated(tmp_path: Path) -> None:
+    """Its handler may never begin."""
+    engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", ConsumerSession(1), None, {})
+    part = Leg(engine, "t#0", "c", ConsumerSession(1), {})
+    engine.legs.append(part)
+    backoff = ConsumerBackoff(zsq.Backoff(failures=1))
+    engine.back_off_with(backoff)
+    backoff.ended(backoff.ticket, Outcome.FAILURE, 0)
+    backoff.due(backoff.until_ns)
+    backoff.taken(0)
+    before = backoff.state
+    engine._leave(part)
+    assert before is BackoffState.TESTING
+    assert backoff.state is BackoffState.WAITING
+    engine.stop()
