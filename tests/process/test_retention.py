@@ -300,6 +300,7 @@ def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> N
         "archive": "on",
         "bucket_keep_bytes": -1,
         "bucket_keep_time_s": -1,
+        "own_process": "default",
     }
     assert shown(admin)["retention"] == wanted
     broker.stop()
