@@ -230,12 +230,14 @@ class _Tracing:
 
     def receive(self, wrapped: Call, consumer: Any, args: Any, options: Any) -> Any:
         since_ns = time_ns()
-        return self._received(wrapped.__name__, consumer, wrapped(*args, **options), since_ns)
+        return self._received(
+            wrapped.__name__.lstrip("_"), consumer, wrapped(*args, **options), since_ns
+        )
 
     async def receive_async(self, wrapped: Call, consumer: Any, args: Any, options: Any) -> Any:
         since_ns = time_ns()
         received = await wrapped(*args, **options)
-        return self._received(wrapped.__name__, consumer, received, since_ns)
+        return self._received(wrapped.__name__.lstrip("_"), consumer, received, since_ns)
 
     def iterate(self, wrapped: Call, consumer: Any, args: Any, options: Any) -> Iterator[Any]:
         """Make a span for each message. The blocking iteration does not call `receive`."""
@@ -320,7 +322,7 @@ class _Tracing:
         for name in ("publish", "publish_many"):
             yield f"{_BLOCKING}.producer", f"Producer.{name}", self.publish
             yield f"{_ASYNCIO}.aio", f"Producer.{name}", self.publish_async
-        for name in ("receive", "receive_batch"):
+        for name in ("_receive", "receive_batch"):  # `run` calls the first one, too
             yield f"{_BLOCKING}.consumer", f"Consumer.{name}", self.receive
             yield f"{_ASYNCIO}.aio_consumer", f"Consumer.{name}", self.receive_async
         yield f"{_BLOCKING}.consumer", "Consumer.__iter__", self.iterate
