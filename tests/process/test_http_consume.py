@@ -4,6 +4,7 @@ permissions, limits, and many receives at once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -343,6 +344,45 @@ def test_after_a_kill_of_the_broker_finished_messages_stay_finished(own: Broker)
     own.start()
     assert channel.call("finish", tokens=[second])[0] == 410
     assert bodies(channel.receive(wait_s=20)) == ["b"]
+
+
+def test_a_broker_that_stops_answers_a_receive_that_waits(own: Broker) -> None:
+    channel = Channel(own, "stops")
+    channel.publish(b"a")
+    (token,) = tokens(channel.receive())
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(channel.call, "receive", wait_s=20)
+        wait_for(lambda: channel.stats()["clients"][0]["ready_count"] > 1, what="the receive")
+        assert own.stop() == 0
+        assert waiting.result(20) == (503, {"message": "EXITING"})
+    own.start()
+    assert channel.call("touch", tokens=[token])[0] == 410
+    assert [(m["body"], m["attempts"]) for m in channel.receive()] == [("a", 2)]
+
+
+def test_receives_and_consumers_have_bounds_for_each_client(own: Broker) -> None:
+    channel = Channel(own, "most")
+    assert channel.receive(wait_s=0) == []
+    request = f"POST {channel.path}/receive HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
+    with contextlib.ExitStack() as clients:
+        for _ in range(128):
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", own.http)))
+            client.sendall(request)
+        wait_for(lambda: channel.call("receive", wait_s=0)[0] == 503, what="all 128 receives")
+        status, answer = channel.call("receive", wait_s=0)
+        assert (status, answer["message"].split(";")[0]) == (
+            503,
+            "E_LIMIT the limit of 128 receives at once for address 127.0.0.1 is reached",
+        )
+    wait_for(lambda: channel.call("receive", wait_s=0)[0] == 200, what="the places of those")
+    with ThreadPoolExecutor(16) as pool:
+        asked = [
+            pool.submit(channel.call, "receive", wait_s=0, lease_s=61 + more) for more in range(64)
+        ]
+        answers = [one.result(60) for one in asked]
+    refused = [answer["message"] for status, answer in answers if status == 503]
+    assert len(refused) == 1, "the channel has one consumer already"
+    assert refused[0].startswith("E_LIMIT the limit of 64 consumers over HTTP")
 
 
 USERS = "".join(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from support import zsq_command
 from support.broker import wait_for
@@ -420,3 +421,23 @@ def test_a_broker_that_was_down_catches_up(cluster: Cluster) -> None:
             assert sorted(body for _, _, body in received(consumer, 20)) == sorted(keys)
         with pytest.raises(zsq.NotFound):
             admin.stats("gone")
+
+
+def test_receives_over_http_get_the_messages_of_all_parts(shared: Cluster, topic: str) -> None:
+    bodies = [b"%d" % number for number in range(40)]
+    with zsq.Producer(shared.url) as producer:
+        producer.publish_many(topic, bodies, keys=bodies)
+    url = f"http://127.0.0.1:{shared.brokers[0].http}/api/v1/topics/{topic}/channels/c"
+    found: list[tuple[int, bytes]] = []
+    while len(found) < len(bodies):
+        answer = httpx.post(f"{url}/receive", json={"max": 3, "wait_s": 20}, timeout=60)
+        messages = answer.json()["messages"]
+        assert 1 <= len(messages) <= 3
+        tokens = [message["token"] for message in messages]
+        finish = httpx.post(f"{url}/finish", json={"tokens": tokens}, timeout=60)
+        assert finish.json() == {"done": len(messages)}
+        for message in messages:
+            assert message["attempts"] == 1
+            found.append((message["part"], message["body"].encode()))
+    assert {part for part, _ in found} == set(range(PARTS))
+    assert sorted(body for _, body in found) == sorted(bodies)
