@@ -92,7 +92,7 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
         "actors.gateways", "actors.gateways.http.api", "actors.gateways.http.web", "actors.runtime", "actors.security", "actors.statistics",
     ),
     "actors.gateways.http.consume": (
-        "actors.gateways", "actors.gateways.http.console", "actors.gateways.http.web", "actors.gateways.shared",
+        "actors.gateways", "actors.gateways.http.console", "actors.gateways.http.web", "actors.gateways.shared", "actors.settings",
     ),
     "actors.gateways.http.messages": ("actors.gateways.http.console", "actors.gateways.http.web"),
     "actors.gateways.http": (

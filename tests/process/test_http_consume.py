@@ -261,6 +261,24 @@ def test_many_receives_at_once_get_each_message_once(node: Broker) -> None:
     assert [client["client_id"] for client in row["clients"]] == ["http"], "they share a consumer"
 
 
+def test_large_messages_are_leased_beyond_what_one_consumer_may_have(node: Broker) -> None:
+    """A channel sends no consumer more than 16 MiB that it has not answered."""
+    channel = Channel(node, "large")
+    for number in range(40):
+        channel.publish(b"%d" % number + b"." * 999_000)
+    leased: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(4) as pool:
+        while len(leased) < 40:
+            waiting = [
+                pool.submit(channel.receive, max=4, max_bytes=1 << 22, wait_s=5) for _ in range(4)
+            ]
+            for one in waiting:
+                leased += one.result(30)
+    assert channel.call("finish", tokens=tokens(leased)) == (200, {"done": 40})
+    assert {message["attempts"] for message in leased} == {1}
+    assert channel.counts() == (0, 0)
+
+
 def test_other_consumers_share_the_channel(node: Broker) -> None:
     channel = Channel(node, "shared")
     assert channel.receive(wait_s=0) == []

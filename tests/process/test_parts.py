@@ -424,20 +424,36 @@ def test_a_broker_that_was_down_catches_up(cluster: Cluster) -> None:
 
 
 def test_receives_over_http_get_the_messages_of_all_parts(shared: Cluster, topic: str) -> None:
-    bodies = [b"%d" % number for number in range(40)]
+    bodies = [b"%d" % number for number in range(80)]
+    url = f"http://127.0.0.1:{shared.brokers[0].http}/api/v1/topics/{topic}/channels/c"
+
+    def receive(wait_s: float) -> list[dict[str, Any]]:
+        options = {"max": 2, "wait_s": wait_s}
+        answer = httpx.post(f"{url}/receive", json=options, timeout=60)
+        messages: list[dict[str, Any]] = answer.json()["messages"]
+        return messages
+
+    def is_open() -> bool:
+        assert receive(0) == []
+        with zsq.Admin(shared.url) as admin:
+            clients = [
+                admin.stats(f"{topic}#{part}")["topics"][0]["channels"][0]["client_count"]
+                for part in range(PARTS)
+            ]
+        return clients == [1] * PARTS
+
+    wait_for(is_open, what="a consumer of each part")
     with zsq.Producer(shared.url) as producer:
         producer.publish_many(topic, bodies, keys=bodies)
-    url = f"http://127.0.0.1:{shared.brokers[0].http}/api/v1/topics/{topic}/channels/c"
     found: list[tuple[int, bytes]] = []
     while len(found) < len(bodies):
-        answer = httpx.post(f"{url}/receive", json={"max": 3, "wait_s": 20}, timeout=60)
-        messages = answer.json()["messages"]
-        assert 1 <= len(messages) <= 3
+        messages = receive(20)
+        assert 1 <= len(messages) <= 2
         tokens = [message["token"] for message in messages]
         finish = httpx.post(f"{url}/finish", json={"tokens": tokens}, timeout=60)
         assert finish.json() == {"done": len(messages)}
         for message in messages:
             assert message["attempts"] == 1
             found.append((message["part"], message["body"].encode()))
-    assert {part for part, _ in found} == set(range(PARTS))
+    assert {part for part, _ in found[:30]} == set(range(PARTS)), "no part waits for the others"
     assert sorted(body for _, body in found) == sorted(bodies)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypedDict, TypeVar
 
@@ -32,7 +33,7 @@ from ..web.permissions import CHANNEL_PATH
 from ..web.places import Limiters, holder_of
 from ..web.responses import ApiError
 from .leases import Outcome, Token, Verb, parse_token
-from .subscription import GONE, Failure, HttpSubscription, Received
+from .subscription import GONE, Failure, HttpSubscription, Received, Wanted
 
 _T = TypeVar("_T")
 COUNT: Final = 10
@@ -61,7 +62,7 @@ class ConsumePaths:
         self._url = url
         self._limiters = limiters
         self._gateway = secrets.token_hex(4)
-        self._numbers: dict[tuple[Owner, int], int] = {}  # by owner and lease time
+        self._numbers: dict[tuple[Owner, int], list[int]] = {}  # by owner and lease time
         self._subscriptions: dict[int, tuple[Owner, HttpSubscription]] = {}
         self._number = 0
         self._is_closing = False
@@ -87,15 +88,27 @@ class ConsumePaths:
         wait_s = _number(options, "wait_s", WAIT_S_MAX, 0, WAIT_S_MAX)
         least_s, most_s = MESSAGE_TIMEOUT_MS_MIN // 1000, MESSAGE_TIMEOUT_MS_MAX // 1000
         lease_s = _number(options, "lease_s", MESSAGE_TIMEOUT_MS // 1000, least_s, most_s)
-        holder = holder_of(request)
-        with self._limiters.receives.place(holder):
-            number, subscription = self._subscription(request, int(lease_s * 1000))
-            received = await _while_client_waits(
-                request,
-                subscription.receive(holder, count_max, bytes_max, wait_s),
-                subscription.give_back,
-            )
+        wanted = Wanted(holder_of(request), count_max, bytes_max)
+        with self._limiters.receives.place(wanted.holder):
+            work = self._receive(request, wanted, int(lease_s * 1000), wait_s)
+            number, received = await _while_client_waits(request, work, self._give_back)
         return answer({"messages": [self._shown(number, message) for message in received]})
+
+    async def _receive(
+        self, request: Request, wanted: Wanted, lease_ms: int, wait_s: float
+    ) -> tuple[int, list[Received]]:
+        """Receive from a subscription that is not full. Return its number, and the messages."""
+        until_s = time.monotonic() + wait_s
+        while True:
+            number, subscription = self._subscription(request, lease_ms)
+            received = await subscription.receive(wanted, until_s - time.monotonic())
+            if received or not subscription.is_full or time.monotonic() >= until_s:
+                return number, received
+
+    def _give_back(self, result: tuple[int, list[Received]]) -> None:
+        number, received = result
+        if number in self._subscriptions:
+            self._subscriptions[number][1].give_back(received)
 
     async def finish(self, request: Request) -> Response:
         options = _only(await options_of(request, self._limiters), TOKENS)
@@ -136,20 +149,24 @@ class ConsumePaths:
         )
 
     def _subscription(self, request: Request, lease_ms: int) -> tuple[int, HttpSubscription]:
-        """Return the subscription of this user and channel, and its number."""
+        """Return a subscription of this user and channel that is not full, and its number."""
         user, topic, channel = owner = _owner(request)
         if self._is_closing:
             raise Refused(E_CLOSING, "the broker is stopping")
-        number = self._numbers.get((owner, lease_ms))
-        if number is not None:
-            return number, self._subscriptions[number][1]
+        numbers = self._numbers.setdefault((owner, lease_ms), [])
+        for number in numbers:
+            if not self._subscriptions[number][1].is_full:
+                return number, self._subscriptions[number][1]
         holder = holder_of(request)
         self._limiters.subscriptions.take(holder)
         self._number += 1
         number = self._number
 
         def over() -> None:
-            del self._subscriptions[number], self._numbers[owner, lease_ms]
+            del self._subscriptions[number]
+            numbers.remove(number)
+            if not numbers:
+                del self._numbers[owner, lease_ms]
             self._limiters.subscriptions.give_back(holder)
 
         subscription = HttpSubscription(
@@ -162,7 +179,7 @@ class ConsumePaths:
             self._limiters.leases,
             over,
         )
-        self._numbers[owner, lease_ms] = number
+        numbers.append(number)
         self._subscriptions[number] = owner, subscription
         return number, subscription
 
@@ -210,10 +227,8 @@ def _owner(request: Request) -> Owner:
 
 
 async def _while_client_waits(
-    request: Request,
-    work: Coroutine[Any, Any, list[_T]],
-    give_back: Callable[[list[_T]], object],
-) -> list[_T]:
+    request: Request, work: Coroutine[Any, Any, _T], give_back: Callable[[_T], object]
+) -> _T:
     """Return the result of `work`. If the client leaves first, give the result back."""
 
     async def leave() -> None:

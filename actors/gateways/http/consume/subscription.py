@@ -16,6 +16,10 @@ bodies are not kept: a delivery loses its columns when its messages were handed 
 * A delivery that comes alone is reported, and handed out when the channel has answered.
 * A link is lost: its leases end. The polls wait until the engine has another link.
 * The channel refuses the subscription, or is deleted: the polls fail, and it closes.
+* Leases of FULL_BYTES: the polls end without a message, and go to another subscription. The channel
+  sends a consumer no more than twice as much.
+* A part sends what no poll wants any more: it is kept for HELD_S. Otherwise the part that is nearest
+  would always be first, and the others would never be read while it has messages.
 * IDLE_S without a poll and a lease: it closes.
 """
 
@@ -44,6 +48,7 @@ from .....transport.errors import (
 from .....transport.units import NS_PER_MS, NS_PER_S
 from .....transport.wire.address import Address
 from .....transport.wire.protocol import EXPIRED, READY_MAX, UNBEGUN
+from ....settings.options import CONSUMER_BYTES_MAX
 from ...limiter import Limiter
 from ...shared.gatherer import SettledTurner
 from .leases import AnsweredLease, HttpLease, HttpLeases, Outcome, Verb
@@ -55,6 +60,8 @@ OPEN_S: Final = 20.0  # the longest time that a topic may take to start
 SHORTEST_S: Final = 0.2  # a receive waits at least so long, so that the channel can answer
 CONFIRM_S: Final = 30.0
 IDLE_S: Final = 30.0
+HELD_S: Final = 1.0
+FULL_BYTES: Final = CONSUMER_BYTES_MAX // 2
 
 
 class Received(NamedTuple):
@@ -67,13 +74,20 @@ class Received(NamedTuple):
     part: int | None
 
 
-class Poll:
-    """One receive: how much it wants, and what it has got. `ended` is set when it is complete."""
+class Wanted(NamedTuple):
+    """What a receive wants. `holder` has the places of its leases."""
 
-    def __init__(self, holder: str, count_max: int, bytes_max: int) -> None:
-        self.holder = holder
-        self.count_max = count_max
-        self.bytes_left = bytes_max
+    holder: str
+    count_max: int
+    bytes_max: int
+
+
+class Poll:
+    """One receive: what it wants, and what it has got. `ended` is set when it is complete."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self.bytes_left = wanted.bytes_max
         self.received: list[Received] = []
         self.error: ZsqError | None = None
         self.ended = asyncio.Event()
@@ -82,7 +96,7 @@ class Poll:
         """Return True if it wants a message with so many bytes. The first one may be larger."""
         if not self.received:
             return True
-        return len(self.received) < self.count_max and size <= self.bytes_left
+        return len(self.received) < self.wanted.count_max and size <= self.bytes_left
 
     def add(self, received: Received) -> None:
         self.received.append(received)
@@ -134,6 +148,8 @@ class HttpSubscription:
         self._over = over
         self._polls: deque[Poll] = deque()
         self._alone: list[tuple[LeasedBlock, Confirm]] = []
+        self._bytes = 0  # of deliveries that are not completely answered
+        self._turn = 0  # of the parts
         self._opened = asyncio.Event()  # or it has failed
         self._is_planned = False
         self._loop = asyncio.get_running_loop()
@@ -153,22 +169,25 @@ class HttpSubscription:
         self._engine.start()
         self._turner.settle()
 
+    @property
+    def is_full(self) -> bool:
+        return self._bytes >= FULL_BYTES
+
     # Receiving
 
-    async def receive(
-        self, holder: str, count_max: int, bytes_max: int, wait_s: float
-    ) -> list[Received]:
-        """Wait for messages, and lease up to `count_max` of them.
+    async def receive(self, wanted: Wanted, wait_s: float) -> list[Received]:
+        """Wait for messages, and lease them. Return none if it becomes full.
 
         The holder needs places for all of them. Raises `Refused` (E_LIMIT) if there are not so many
         left. If this is cancelled, the messages are given back.
         """
-        self._places.take(holder, count_max)
-        poll = Poll(holder, count_max, bytes_max)
+        self._places.take(wanted.holder, wanted.count_max)
+        poll = Poll(wanted)
         try:
             self._check_open()
             self._polls.append(poll)
             self._ask()
+            self._settle()
             await self._wait(self._opened, OPEN_S)
             if not self._opened.is_set():
                 trouble = self._engine.link.trouble
@@ -186,8 +205,9 @@ class HttpSubscription:
             if poll in self._polls:
                 self._polls.remove(poll)
                 self._ask()
-            if count_max > len(poll.received):
-                self._places.give_back(holder, count_max - len(poll.received))
+            unused = wanted.count_max - len(poll.received)
+            if unused:
+                self._places.give_back(wanted.holder, unused)
             self._set_timer()
         return poll.received
 
@@ -208,6 +228,7 @@ class HttpSubscription:
         for delivery, group in by_delivery(leases).items():
             self._lower(delivery.session, len(group))
             delivery.session.requeue(delivery, [lease.position for lease in group], how)
+            self._note_closed(delivery)
         self._free(leases)
         self._plan()
 
@@ -249,6 +270,7 @@ class HttpSubscription:
             if verb is not Verb.TOUCH:
                 self._lower(delivery.session, len(group))
             confirms[delivery] = send(delivery, [lease.position for lease in group])
+            self._note_closed(delivery)
         for number, lease in leases.items():
             answers[number] = Answered(verb, lease, confirms[lease.delivery])
             if verb is Verb.TOUCH:
@@ -281,6 +303,10 @@ class HttpSubscription:
         if session.ready:
             session.set_ready(max(0, session.ready - count))
 
+    def _note_closed(self, delivery: LeasedBlock) -> None:
+        if delivery.closed:
+            self._bytes -= delivery.block.length
+
     # From the channel
 
     def _settle(self) -> None:
@@ -298,28 +324,47 @@ class HttpSubscription:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        alone, self._alone = self._alone, []
-        for delivery, confirm in alone:
-            if not confirm.done:
+        handed = self._hand_out_alone()
+        while (delivery := self._next()) is not None:
+            handed = True
+            if delivery.alone and self._polls:
+                confirm = delivery.session.begin_alone(delivery, time.monotonic_ns())
                 self._alone.append((delivery, confirm))
-            elif confirm.error is None:
+                self._plan()
+            else:
                 self._hand(delivery)
-        has_arrived = bool(alone)
-        for leg in list(self._engine.legs):
-            while leg.session.arrived:
-                has_arrived = True
-                delivery = leg.session.arrived.popleft()
-                if delivery.alone and self._polls:
-                    confirm = leg.session.begin_alone(delivery, time.monotonic_ns())
-                    self._alone.append((delivery, confirm))
-                    self._plan()
-                else:
-                    self._hand(delivery)
-        if has_arrived:
-            for poll in [poll for poll in self._polls if poll.received]:
-                self._complete(poll)
-            self._ask()
-            self._set_timer()
+        if not handed:
+            return
+        for poll in [poll for poll in self._polls if poll.received or self.is_full]:
+            self._complete(poll)
+        self._ask()
+        self._set_timer()
+        if not self._polls and self._engine.arrived:
+            self._loop.call_later(HELD_S, self._give_held_back)
+
+    def _hand_out_alone(self) -> bool:
+        """Hand out what came alone and may be begun now."""
+        confirmed = [row for row in self._alone if row[1].done]
+        self._alone = [row for row in self._alone if not row[1].done]
+        for delivery, confirm in confirmed:
+            if confirm.error is None:
+                self._hand(delivery)
+        return bool(confirmed)
+
+    def _next(self) -> LeasedBlock | None:
+        """Return the next delivery that arrived. The parts take turns."""
+        legs = self._engine.legs
+        if not self._polls and self._engine.has_parts:
+            return None
+        for _ in legs:
+            self._turn = (self._turn + 1) % len(legs)
+            if legs[self._turn].session.arrived:
+                return legs[self._turn].session.arrived.popleft()
+        return None
+
+    def _give_held_back(self) -> None:
+        if not self._polls and not self.is_closed:
+            self._engine.give_all_back()
 
     def _complete(self, poll: Poll) -> None:
         self._polls.remove(poll)
@@ -336,7 +381,7 @@ class HttpSubscription:
             if not poll.has_room(len(message.body)):
                 self._complete(poll)
                 continue
-            number = self.leases.add(delivery, index, poll.holder, now_ns)
+            number = self.leases.add(delivery, index, poll.wanted.holder, now_ns)
             offset = delivery.offset(index)
             name = id_of(offset, session.node, session.part)
             attempts = delivery.attempts(index)
@@ -345,14 +390,19 @@ class HttpSubscription:
             index += 1
         delivery.take(index)
         delivery.block = Block(block.header, b"")
+        self._bytes += block.length
         if index < block.count:
+            session.set_ready(0)  # there is no poll, and what goes back must not come again
             session.give_back(delivery, range(index, block.count))
+            self._note_closed(delivery)
         self._plan()
 
     def _forget(self, session: ConsumerSession | None = None) -> None:
         """End the leases whose link was lost."""
         self._alone = [row for row in self._alone if row[0].live]
         self._free(self.leases.forget(lambda delivery: not delivery.live))
+        held = [leg.session.held.values() for leg in self._engine.legs]
+        self._bytes = sum(delivery.block.length for row in held for delivery in row)
         self._ask()
 
     # To the channel
@@ -362,12 +412,13 @@ class HttpSubscription:
         if self.is_closed:
             return
         legs = self._engine.legs
-        wanted = sum(poll.count_max for poll in self._polls)
+        wanted = sum(poll.wanted.count_max for poll in self._polls)
         share = -(-wanted // max(1, len(legs)))  # parts may send more than all polls want
-        for leg in legs:
-            ready = min(leg.session.unanswered + share, READY_MAX) if share else 0
-            if ready != leg.session.ready:
-                leg.session.set_ready(ready)
+        for session in [leg.session for leg in legs]:
+            held = sum(delivery.block.count for delivery in session.arrived)
+            ready = session.unanswered + max(0, share - held) if share else 0
+            if ready != session.ready:
+                session.set_ready(min(ready, READY_MAX))
         self._plan()
 
     def _plan(self) -> None:
