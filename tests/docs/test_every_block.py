@@ -1,9 +1,9 @@
 """Tests that every block of every page of the documentation is run, or is listed here with the
 reason why not.
 
-Fenced blocks of the pages in WALKED are run by tests of their own (`walking`). Indented blocks of all pages are run here, line by line
-(`visiting`). All other blocks are in ELSEWHERE with the test that compares them, or in NOT_RUN.
-api.md is generated.
+Fenced blocks of the pages in WALKED are run by tests of their own (`walking`). Indented blocks of
+all pages are run here, line by line (`visiting`). All other blocks are in ELSEWHERE with the test
+that compares them, or in NOT_RUN. api.md is generated.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ bodies are not kept: a delivery loses its columns when its messages were handed 
 * A delivery that comes alone is reported, and handed out when the channel has answered.
 * A link is lost: its leases end. The polls wait until the engine has another link.
 * The channel refuses the subscription, or is deleted: the polls fail, and it closes.
-* Leases of FULL_BYTES: the polls end without a message, and go to another subscription. The channel
-  sends a consumer no more than twice as much.
+* Leases of FULL_BYTES: the polls end without a message, and go to another subscription. The
+  channel sends no consumer more than twice as much.
 * A part sends what no poll wants any more: it is kept for HELD_S. Otherwise the part that is nearest
   would always be first, and the others would never be read while it has messages.
 * IDLE_S without a poll and a lease: it closes.
@@ -75,7 +75,7 @@ class Received(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a receive wants. `holder` has the places of its leases."""
+    """The most that a receive wants. `holder` has the places of its leases."""
 
     holder: str
     count_max: int
