@@ -18,8 +18,8 @@ bodies are not kept: a delivery loses its columns when its messages were handed 
 * The channel refuses the subscription, or is deleted: the polls fail, and it closes.
 * Leases of FULL_BYTES: the polls end without a message, and go to another subscription. The
   channel sends no consumer more than twice as much.
-* A part sends what no poll wants any more: it is kept for HELD_S. Otherwise the part that is nearest
-  would always be first, and the others would never be read while it has messages.
+* A part sends what no poll wants any more: it is kept for HELD_S. Otherwise the nearest part would
+  always be first, and the others would not be read while it has messages.
 * IDLE_S without a poll and a lease: it closes.
 """
 
