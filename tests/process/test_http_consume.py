@@ -444,3 +444,21 @@ def test_only_users_of_the_channel_receive_and_tokens_are_theirs(tmp_path: Path)
         assert other.call("receive", wait_s=0)[0] == 403
         assert Channel(broker, "orders", "mailer").call("receive")[0] == 401
         assert mailer.call("finish", tokens=[token]) == (200, {"done": 1})
+
+
+def test_a_closed_topic_and_a_channel_without_room_say_so(node: Broker) -> None:
+    channel = Channel(node, "closed")
+    channel.publish(b"a")
+    (token,) = tokens(channel.receive())
+    with zsq.Admin(node.ipc) as admin:
+        admin.close_topic("closed", "consumers")
+        status, answer = channel.call("receive", wait_s=10)
+        assert (status, answer["message"].split()[0]) == (503, "E_CLOSED")
+        assert channel.call("finish", tokens=[token])[0] == 410
+        admin.open_topic("closed", "consumers")
+        assert bodies(channel.receive()) == ["a"]
+        admin.create_topic("narrow")
+        admin.create_channel("narrow", "c", max_consumers=1)
+    with zsq.Consumer("narrow", "c", url=node.ipc):
+        status, answer = Channel(node, "narrow").call("receive", wait_s=0)
+        assert (status, answer["message"].split()[0]) == (503, "E_LIMIT")
