@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any, Final, TypedDict, cast
 
 from ...transport.reports import AlarmEvent
-from ...transport.units import NS_PER_S
+from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire import protocol as p
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
@@ -85,6 +85,10 @@ class Outbox:
                 self._out.append(self._waiting.popleft())
         self._busy = bool(self._out)
         return list(self._out)
+
+    def due_ns(self) -> int:
+        """Return when the next try is due, or 0 if none waits for a time."""
+        return self._due_ns if self._out and not self._busy else 0
 
     def went(self, trouble: str, now_ns: int) -> bool:
         """Note the end of a try.
@@ -156,6 +160,12 @@ class AlarmSender(Actor[AlarmStart]):
     def send(self, port: Port, mail: Mail, message: p.Alarm) -> None:
         for line in self._lines:
             line.outbox.add(cast("tuple[AlarmEvent, ...]", message.events))
+
+    def _wait_ms(self) -> int:
+        """Wake for the next try, because nothing else may wake this actor for minutes."""
+        usual, now = super()._wait_ms(), time.monotonic_ns()
+        due = [due_ns for line in self._lines if (due_ns := line.outbox.due_ns())]
+        return min([usual, *(max(0, (due_ns - now) // NS_PER_MS + 1) for due_ns in due)])
 
     def on_turn(self) -> None:
         now = time.monotonic_ns()

@@ -158,8 +158,11 @@ class Supply:
         choice: ChannelFilter | None = None,
     ) -> None:  # fmt: skip
         holes = tuple(holes)
+        # A sample is drawn only before the first delivery, so messages that may be from one are not
+        # taken again.
+        goes_back = self.goes_back and not counters["sampled_count"]
         # The next offset to take.
-        self.next_offset = back_over_unbegun(next_offset, holes) if self.goes_back else next_offset
+        self.next_offset = back_over_unbegun(next_offset, holes) if goes_back else next_offset
         self.window_end = self.next_offset  # the next offset that the feed brings
         self.window_bytes = 0
         self.head = 0  # the end of the topic, as far as it is known here

@@ -172,8 +172,8 @@ class Processes:
             sleeping = self._used(with_asleep=True) - self._used()
             asleep = f" and {sleeping} belong to topics that are asleep" if sleeping else ""
             text = (
-                f"no room for {what}: this broker runs at most {limit} processes (a topic or a "
-                "channel needs one)"
+                f"no room for {what}: this broker runs at most {limit} processes "
+                f"({options.SHARED_AS_ONE} topics and channels that share one count as one)"
             )
             raise Refused(
                 E_LIMIT,

@@ -472,6 +472,9 @@ REPORT_EACH_S: Final = 0.005
 # A request that waits for the next gathering takes up to twice this time. That is below a client's
 # timeout.
 REPORT_S_MAX: Final = 9.0
+# The longest turns of the supervisor, while something is under way and while nothing is.
+TURN_MS: Final = 100
+IDLE_TURN_MS: Final = 300
 STARTS_MAX: Final = 32  # channels of a topic that start at the same time
 # The time for starts in one turn of the supervisor. A fork takes 2 ms, and more than 20 ms on a
 # busy machine.

@@ -243,7 +243,7 @@ class Supervisor:
             self.stop(0)
         elif self._hung_up and not self.state.stopping:
             self._on_hang_up()
-        for source, _ in poller.poll(0 if self.processes.more_to_start else 100):
+        for source, _ in poller.poll(self._wait_ms()):
             if source is self.port.socket:
                 for mail in self.port.receive(options.DRAIN_MAX):
                     self._on_mail(mail)
@@ -271,6 +271,18 @@ class Supervisor:
             self.singles.tell_names()
         if not self._ready:
             self._tell_ready()
+
+    def _wait_ms(self) -> int:
+        """Return how long the next turn waits for input. An idle broker looks at its clocks less
+        often.
+        """
+        if self.processes.more_to_start:
+            return 0
+        state = self.state
+        is_idle = self._ready and not (
+            state.stirred or state.channels_changed or state.names_changed or state.stopping
+        )
+        return options.IDLE_TURN_MS if is_idle else options.TURN_MS
 
     def _on_signal(self, number: int, frame: object) -> None:
         """Only note the signal, because it may have interrupted a send between two frames.

@@ -267,7 +267,6 @@ class TopicActor(Actor[TopicStart]):
         self.fanout.trim()
 
     def on_pulse(self) -> None:
-        self.ordering.expire(time.monotonic_ns())
         self._tell_head()
 
     def may_rest(self, pulse: Mapping[str, object]) -> bool:
@@ -341,6 +340,7 @@ class TopicActor(Actor[TopicStart]):
 
     def statistics(self) -> TopicPulse:
         now, counts = time.monotonic_ns(), self._counts()
+        self.ordering.expire(now)  # a pulse may be asked for long after the last one
         return {
             "head": self.fanout.head,
             "end": self.fanout.end,

@@ -189,7 +189,9 @@ def commit_parts(
     commits = _Commits(options, transaction, caption)
     try:
         commits.run(parts)
-    except HasParts as error:  # no task had rows, so only the topic's name was known
+    except HasParts as error:
+        if staged:  # the topic was made anew, with parts, since the tasks sealed their rows
+            raise
         commits.run({name: [] for name in logs_of(error.spread)})
     except NotFound:
         if staged:

@@ -72,7 +72,8 @@ class TaskStages:
         if len(self._topics) >= TOPICS_MAX:
             raise wrong(
                 f"the rows of one task are for more than {TOPICS_MAX} topics ({topic[:80]} is one "
-                "more), which is the limit: use repartition('topic'), or more partitions"
+                "more), which is the limit: use repartition(N, 'topic'), with a task for about "
+                "every 20 topics"
             )
 
     def seal(self) -> Sealed:

@@ -22,7 +22,7 @@ class ChannelHarness:
     """The core of a channel with consumers. Its methods are the actions of a test."""
 
     def __init__(
-        self, next_offset: int = 0, holes: Sequence[Hole] = (), random: Callable[[], float] = half, **settings: Any,
+        self, next_offset: int = 0, holes: Sequence[Hole] = (), random: Callable[[], float] = half, sampled: int = 0, **settings: Any,
     ) -> None:  # fmt: skip
         self.kept = {hole[0]: hole for hole in holes if hole[3]}  # the deferred rows of the store
         deferred = Deferred(
@@ -32,8 +32,8 @@ class ChannelHarness:
         )
         live = [hole for hole in holes if not hole[3]]
         self.channel = ChannelCore(
-            5, next_offset, live, {}, False, deferred, ChannelSettings(**settings), "c", random
-        )
+            5, next_offset, live, {"sampled_count": sampled}, False, deferred, ChannelSettings(**settings), "c", random
+        )  # fmt: skip
         self.end = next_offset
         self.now_ns = 100 * S
         self.wall_ns = 5_000 * S

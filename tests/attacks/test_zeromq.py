@@ -535,7 +535,8 @@ def test_processes_are_bounded_and_what_is_there_goes_on(tmp_path: Path) -> None
     """One client creates topics as fast as it can, until the limit refuses them. A publisher that
     was there before is not disturbed.
     """
-    with Broker(tmp_path / "data", "--no-listen", "--processes-max", "24") as one:
+    limits = ("--own-process", "always", "--processes-max", "24")
+    with Broker(tmp_path / "data", "--no-listen", *limits) as one:
         with zsq.Admin(one.ipc, timeout=20) as admin, zsq.Producer(one.ipc, timeout=20) as honest:
             honest.publish("honest", b"a")
             made, refusal = until_refused(lambda number: admin.create_topic(f"evil.{number}"))

@@ -100,6 +100,7 @@ HANDLERS: Final = {
         MAX_ATTEMPTS,
         is_dead=True,
         is_always=True,
+        options=", backoff=False",
     ),
     "is cancelled by something else": Handler(
         "", "raise asyncio.CancelledError", MAX_ATTEMPTS, is_dead=True

@@ -16,8 +16,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[Broker]:
-    """Start a broker for this test, which may stop it, kill its processes, and read its files."""
-    with Broker(tmp_path / "data") as broker:
+    """Start a broker for this test, which may stop it, kill its processes, and read its files.
+
+    Each topic and channel has its own process, so that a kill ends only one of them. The tests of
+    shared processes are in test_shared_hosts.py.
+    """
+    with Broker(tmp_path / "data", "--own-process", "always") as broker:
         yield broker
 
 

@@ -302,7 +302,7 @@ def test_alarms_about_the_bucket_and_about_topics_are_in_the_same_list(
 def test_a_topic_that_is_damaged_or_restarts_again_and_again_raises_an_alarm(
     starts: Starts, tmp_path: Path
 ) -> None:
-    broker = starts()
+    broker = starts("--own-process", "always")
     channel_of(broker, "damaged", "c")
     channel_of(broker, "restless", "c")
     publish(broker, "damaged", 3)

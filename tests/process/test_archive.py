@@ -21,7 +21,7 @@ TOPIC = "clicks"
 MIB = 1 << 20
 BODY = b"." * 64 * 1024
 A_MIB = 16  # messages of a MiB
-OPTIONS = ("--chunk-bytes", str(MIB), "--keep-bytes", "4MiB")
+OPTIONS = ("--chunk-bytes", str(MIB), "--keep-bytes", "4MiB", "--own-process", "always")
 
 
 def make(tmp_path: Path, *extra: str, bucket: str = "") -> Broker:
@@ -335,7 +335,7 @@ def test_a_real_object_server_keeps_the_archive_and_may_restart(
             monkeypatch.setenv(name, value)
         one = Broker(
             tmp_path / "data", "--chunk-bytes", str(10 * MIB), "--keep-bytes", "12MiB",
-            "--bucket", f"s3://{BUCKET}/archive",
+            "--bucket", f"s3://{BUCKET}/archive", "--own-process", "always",
         )  # fmt: skip
         try:
             one.start()

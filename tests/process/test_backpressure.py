@@ -23,15 +23,15 @@ def private(broker: Broker) -> dict[str, int]:
     return {actor["name"]: actor["private_bytes"] for actor in broker.actors()}
 
 
-def test_a_consumer_that_stops_costs_no_memory(broker: Broker) -> None:
+def test_a_consumer_that_stops_costs_no_memory(own_broker: Broker) -> None:
     """The consumer has subscribed, receives as many messages as its credit allows, and answers
     nothing more. A second channel has no consumer at all.
     """
     bodies = [b"%0*d" % (BODY, number) for number in range(BLOCK)]
     with (
-        zsq.Admin(broker.ipc) as admin,
-        zsq.Producer(broker.ipc) as producer,
-        zsq.Consumer("t", "stuck", url=broker.ipc, ready=100) as stuck,
+        zsq.Admin(own_broker.ipc) as admin,
+        zsq.Producer(own_broker.ipc) as producer,
+        zsq.Consumer("t", "stuck", url=own_broker.ipc, ready=100) as stuck,
     ):
         admin.create_channel("t", "idle")
         for _ in range(20):  # now every process has the memory that it needs only once
@@ -42,13 +42,13 @@ def test_a_consumer_that_stops_costs_no_memory(broker: Broker) -> None:
             20,
             "all of its credit is out",
         )
-        before = private(broker)
+        before = private(own_broker)
         for _ in range(300):  # 300 MB in all
             producer.publish_many("t", bodies, wait=False)
         producer.flush()
 
         def grown() -> dict[str, int]:
-            now = private(broker)
+            now = private(own_broker)
             return {
                 name: (now[name] - size) // MIB
                 for name, size in before.items()

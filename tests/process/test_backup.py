@@ -121,9 +121,8 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Start a broker with small chunks that are removed as soon as they are finished, so that rolls
     and removals happen during a backup.
     """
-    with Broker(
-        tmp_path_factory.mktemp("busy") / "data", "--chunk-bytes", str(MIB), "--keep-bytes", "0"
-    ) as broker:
+    options = ("--chunk-bytes", str(MIB), "--keep-bytes", "0", "--own-process", "always")
+    with Broker(tmp_path_factory.mktemp("busy") / "data", *options) as broker:
         yield broker
 
 

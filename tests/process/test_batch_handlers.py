@@ -213,6 +213,8 @@ def test_a_restart_of_the_broker_while_a_batch_is_gathered_stops_nothing(
         wait_for(lambda: working.handled >= 5, what="the batch")
         publish(own_broker.ipc, 50)
         wait_for(lambda: working.handled >= 55, what="the next batches")
+        extensions = working.consumer._drive().engine.extensions
+        wait_for(lambda: not extensions._works, what="the end of all handlers")
     assert rest(own_broker) == {}
 
 

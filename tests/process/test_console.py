@@ -33,7 +33,8 @@ SHAPES: Final = {
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("console") / "data", "--node-id", "5", http=True) as broker:
+    options = ("--node-id", "5", "--own-process", "always")
+    with Broker(tmp_path_factory.mktemp("console") / "data", *options, http=True) as broker:
         yield broker
 
 

@@ -36,7 +36,7 @@ def test_the_core_works_without_any_extension(start_without: Start) -> None:
     with zsq.Admin(broker.ipc) as admin:
         assert "shipping" not in admin.stats("t")["topics"][0]
     assert {actor["kind"] for actor in broker.actors()} == {
-        "supervisor", "forkserver", "gateway", "scan_loop", "scan_worker", "topic", "channel",
+        "supervisor", "forkserver", "host", "gateway", "scan_loop", "scan_worker", "topic", "channel",
     }  # fmt: skip
     assert broker.stop() == 0
 

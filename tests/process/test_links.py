@@ -30,7 +30,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
             f'log-level = "debug"\n[alarm]\nhold = 0\nwebhook = "{hook.url}"\n'
         )
         (folder / "bucket").mkdir()
-        more = ("--config", str(folder / "zsq.toml"), "--bucket", f"file://{folder}/bucket")
+        more = ["--config", str(folder / "zsq.toml"), "--bucket", f"file://{folder}/bucket"]
+        more += ["--own-process", "always"]
         with Broker(folder / "data", *more, nsq=True, http=True) as one:
             with zsq.Admin(one.ipc) as admin:
                 admin.create_channel("t", "c")

@@ -25,9 +25,8 @@ class Reloaded:
     def __init__(self, folder: Path) -> None:
         self.file = folder / "zsq.toml"
         self.file.write_text('[alarm]\nhold = "1h"')  # no alarm is raised while this holds
-        self.broker = Broker(
-            folder / "data", "--config", str(self.file), "--keep-chunks", "7"
-        ).start()
+        options = ("--config", str(self.file), "--keep-chunks", "7", "--own-process", "always")
+        self.broker = Broker(folder / "data", *options).start()
 
     def log(self) -> str:
         return self.broker.log.read_text()

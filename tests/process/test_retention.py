@@ -26,7 +26,8 @@ BACK_S = 5.0
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path / "data", "--chunk-bytes", str(MIB), "--keep-bytes", "none") as broker:
+    options = ("--chunk-bytes", str(MIB), "--keep-bytes", "none", "--own-process", "always")
+    with Broker(tmp_path / "data", *options) as broker:
         yield broker
 
 
@@ -299,6 +300,7 @@ def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> N
         "archive": "on",
         "bucket_keep_bytes": -1,
         "bucket_keep_time_s": -1,
+        "own_process": "default",
     }
     assert shown(admin)["retention"] == wanted
     broker.stop()

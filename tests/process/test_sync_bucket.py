@@ -36,7 +36,7 @@ class Shipped:
         self.file.write_text(f'bucket-lag = "{lag}"')
         self.broker = Broker(
             folder / "data", "--bucket", f"file://{self.bucket}", "--config", str(self.file),
-            "--bucket-cost", "0.005,0.0004", *extra, http=True,
+            "--bucket-cost", "0.005,0.0004", "--own-process", "always", *extra, http=True,
         ).start()  # fmt: skip
 
     def log(self) -> str:

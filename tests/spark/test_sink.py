@@ -223,7 +223,7 @@ def test_a_row_without_a_topic_is_refused() -> None:
 def test_a_task_writes_to_so_many_topics() -> None:
     rows = [(f"t{number}", b"x") for number in range(TOPICS_MAX)]
     assert len(sink.stage_rows(options(""), JOB, 0, [rows_of(*rows)]).sealed.logs) == TOPICS_MAX
-    with pytest.raises(zsq.UsageError, match=r"more than 100 topics.*repartition\('topic'\)"):
+    with pytest.raises(zsq.UsageError, match=r"more than 100 topics.*repartition\(N, 'topic'\)"):
         sink.stage_rows(options(""), JOB, 0, [rows_of(*rows, ("more", b"x"))])
 
 
@@ -463,6 +463,13 @@ def test_an_empty_version_is_recorded_in_all_parts() -> None:
     Writer.parts["t"] = 3
     sink.commit_parts(options(), [], JOB, "transaction app 3")
     assert [one[0] for one in Committer.asked] == ["t", *["t#0", "t#1", "t#2"] * 2]
+
+
+def test_rows_for_a_topic_that_was_made_anew_with_parts_are_not_lost_silently() -> None:
+    Writer.parts["b"] = 2
+    with pytest.raises(zsq.UsageError, match="topic b has 2 parts"):
+        sink.commit_parts(options(""), [staged(1, "a"), staged(2, "b")], None, "batch 3")
+    assert [asked[:2] for asked in Committer.asked] == [("a", "check"), ("b", "check")]
 
 
 def test_a_commit_that_stopped_between_two_parts_is_completed() -> None:

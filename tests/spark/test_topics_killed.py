@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path / "data") as broker:
+    with Broker(tmp_path / "data", "--own-process", "always") as broker:
         yield broker
 
 

@@ -35,7 +35,7 @@ def java() -> None:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("zsq") / "data") as broker:
+    with Broker(tmp_path_factory.mktemp("zsq") / "data", "--own-process", "always") as broker:
         yield broker
 
 

@@ -77,7 +77,7 @@ def channel(work: Work) -> Found:
         )
     _beside(result, "creation", measure.CREATION, most(3.0))
     lines, report = result.lines, result.report
-    lines.of(report, "memory of the process of one", "own memory of a channel", most(6.0))
+    lines.of(report, "memory of one", "memory of a channel", most(0.5))
     lines.of(report, "until one is made", "create a channel", most(15.0))
     return result
 

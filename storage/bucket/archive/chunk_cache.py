@@ -118,7 +118,18 @@ class ChunkCache:
         self._failures: dict[Segment, tuple[int, str]] = {}
         self.bytes = 0
         if files.exists(self._folder):
-            files.remove_tree(self._folder)
+            self._empty()
+
+    def _empty(self) -> None:
+        """Remove what the topic's last process left.
+
+        A fetch that this process asked for may add a file meanwhile. It stays until the next start.
+        """
+        try:
+            self._files.remove_tree(self._folder)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
 
     # The archive of a log
 

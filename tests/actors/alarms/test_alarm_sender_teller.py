@@ -1,5 +1,5 @@
-"""Tests of how the alarm sender stops: it waits a moment for a delivery in progress, and then no
-longer for any receiver.
+"""Tests of when the alarm sender tries again, and of how it stops: it waits a moment for a delivery
+in progress, and then no longer for any receiver.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from zsq.actors.alarms.alarm_sender import _STOP_NS, AlarmSender, Outbox
+from zsq.actors.alarms.alarm_sender import _STOP_NS, PAUSE_S, AlarmSender, Outbox
 
 
 class Ended(BaseException):
@@ -43,6 +43,25 @@ def busy() -> Outbox:
     found.add(cast("Any", [{"text": "raised"}]))
     assert found.begin(time.monotonic_ns())
     return found
+
+
+def test_the_alarm_sender_wakes_for_its_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else wakes it: it has no other timers than its pulses, and these are minutes apart
+    while nothing happens.
+    """
+    now = 10**15
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    outbox = busy()
+    teller, _ = teller_with(Outbox(), outbox)
+    idle_ms = 160_000
+    teller._timers_due_ns = now + idle_ms * 10**6
+    assert teller._wait_ms() > idle_ms - 1, "the receiver's answer wakes it"
+    outbox.went("refused", now)
+    assert teller._wait_ms() == PAUSE_S * 1_000 + 1
+    now += int(PAUSE_S * 10**9)
+    assert outbox.begin(now)
+    outbox.went("", now)
+    assert teller._wait_ms() > 100_000
 
 
 def test_a_receiver_that_does_not_answer_is_waited_for_a_moment_and_no_longer(

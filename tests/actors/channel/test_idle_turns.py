@@ -68,26 +68,27 @@ def test_a_channel_wants_messages_while_some_consumer_accepts_them(harness: Chan
 def test_the_first_who_may_be_lost_is_due(harness: ChannelHarness) -> None:
     channel = harness.channel
 
-    def due() -> float:
-        found = channel.next_due(harness.now_ns, harness.wall_ns)
-        return (found - 1 - harness.now_ns) / S if found else 0
+    def is_due_in(seconds: float) -> bool:
+        """Return True if the next scan is due within a second after this time."""
+        wait_ns = channel.next_due(harness.now_ns, harness.wall_ns) - harness.now_ns
+        return round(seconds * S) < wait_ns <= round((seconds + 1) * S)
 
-    assert due() == 0
+    assert channel.next_due(harness.now_ns, harness.wall_ns) == 0
     harness.join(A, 1, heartbeat_ns=30 * S)
-    assert due() == 60
+    assert is_due_in(60)
     harness.join(B, 1, heartbeat_ns=10 * S)
-    assert due() == 20
+    assert is_due_in(20)
     channel.consumers[B].seen_ns += 15 * S
-    assert due() == 20, "the scan finds out"
+    assert is_due_in(20), "the scan finds out"
     harness.scan(20)
-    assert due() == 15
+    assert is_due_in(15)
     harness.scan(15.1)
     assert list(channel.consumers) == [A]
-    assert round(due(), 1) == 24.9
+    assert is_due_in(24.9)
     channel.unsubscribe(A)
-    assert due() == 0
+    assert channel.next_due(harness.now_ns, harness.wall_ns) == 0
     harness.join(A, 1, heartbeat_ns=40 * S)
-    assert due() == 80
+    assert is_due_in(80)
 
 
 def test_clocks_that_drift_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:

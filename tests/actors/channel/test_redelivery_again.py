@@ -83,6 +83,14 @@ def test_the_cursor_goes_back_over_unbegun_messages_only(holes: list[Hole], curs
     assert back_over_unbegun(10, holes) == cursor
 
 
+def test_a_sample_is_not_drawn_again_from_messages_that_were_in_it() -> None:
+    harness = ChannelHarness(10, [(4, 6, 0, 0)], random=lambda: 0.99, sampled=4)
+    harness.join(A, 10, sample_rate=50)
+    harness.commit()
+    harness.channel.supply.shelve(harness.block_at(0, 10))
+    assert harness.told(harness.send()) == [("a", ((4, 6, 1),))]
+
+
 def test_a_start_writes_nothing(harness: ChannelHarness) -> None:
     harness = ChannelHarness(1_000_001, [(0, 1_000_000, 0, 0)])
     harness.join(A, 6)

@@ -4,6 +4,7 @@ producer are refused, and from whom it accepts answers.
 
 from __future__ import annotations
 
+import time
 from typing import Any, NoReturn
 
 import pytest
@@ -71,6 +72,20 @@ def test_a_heartbeat_is_moved_into_its_limits(shell: Shell, asked: int, given: i
     answer = shell.hello(heartbeat_ms=asked)
     assert isinstance(answer, p.Welcome)
     assert answer.heartbeat_ms == given
+
+
+def test_a_silent_producer_is_in_no_report_although_the_topic_rests(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 10**15
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    welcome = shell.hello()
+    assert isinstance(welcome, p.Welcome)
+    now += 2 * welcome.heartbeat_ms * 1_000_000
+    assert shell.topic.statistics()["producers"] == 1
+    now += 1
+    assert shell.topic.statistics()["producers"] == 0
+    assert shell.topic.details() == {"publishers": []}
 
 
 @pytest.mark.parametrize("delay_ms", [0, -1, p.DELAY_MS_MAX + 1])

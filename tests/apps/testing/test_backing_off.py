@@ -4,15 +4,19 @@ passes with the blocking and the asyncio consumer, at the in-memory broker and a
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from itertools import pairwise
 from typing import Any, Final
 
+import pytest
 from support.running import Running
 
 import zsq
+import zsq.aio
 from zsq.testing import Namespace
+from zsq.transport.client.core.consumer_backoff import ConsumerBackoff, Outcome
 
 LONG: Final = zsq.Backoff(600, 1800, failures=3)
 SHORT: Final = zsq.Backoff(0.05, 0.2, failures=3)
@@ -141,3 +145,30 @@ def test_an_ordered_channel_keeps_its_order_through_a_backoff(kind: str, space: 
     running.wait_for(lambda: len(running.seen) == 20)
     running.close()
     assert handled == bodies
+
+
+@pytest.mark.parametrize("method", ["receive", "receive_batch"])
+def test_a_probe_that_the_program_receives_itself_is_followed_by_another_one(
+    kind: str, space: Namespace, method: str
+) -> None:
+    """A handler may call these methods, and nobody learns the outcome of what they return."""
+    publish(space, 3)
+    backoff = ConsumerBackoff(zsq.Backoff(0.05, 0.2, failures=1))
+
+    def back_off(consumer: Any) -> None:
+        consumer._drive().engine.back_off_with(backoff)
+        consumer._note_outcome(backoff.ticket, Outcome.FAILURE)
+
+    async def receive() -> None:
+        async with zsq.aio.Consumer(space.topic("t"), "c", url=space.url) as consumer:
+            back_off(consumer)
+            for _ in range(3):
+                assert await getattr(consumer, method)(5) is not None
+
+    if kind == "asyncio":
+        asyncio.run(receive())
+        return
+    with space.consumer("t", "c") as consumer:
+        back_off(consumer)
+        for _ in range(3):
+            assert getattr(consumer, method)(5) is not None

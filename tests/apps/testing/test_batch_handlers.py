@@ -4,11 +4,13 @@ blocking and the asyncio consumer, at the in-memory broker and at a real one.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from typing import Any, Final
 
 import pytest
+from support.broker import wait_for
 from support.running import WAIT_S, Running
 
 import zsq
@@ -21,6 +23,12 @@ def publish(space: Namespace, count: int, size: int = 0) -> list[bytes]:
     bodies = [b"%d" % number + b"x" * size for number in range(count)]
     space.producer().publish_many(space.topic("t"), bodies)
     return bodies
+
+
+def in_flight(space: Namespace) -> int:
+    [channel] = space.admin().stats(space.topic("t"))["topics"][0]["channels"]
+    count: int = channel["in_flight_count"]
+    return count
 
 
 def done(space: Namespace) -> bool:
@@ -217,3 +225,102 @@ def test_wrong_arguments_are_refused_before_a_message_is_taken(
 ) -> None:
     with space.consumer("t", "c") as consumer, pytest.raises(zsq.UsageError, match=text):
         consumer.run(lambda batch: None, **options)
+
+
+@pytest.mark.parametrize("space", ["real"], indirect=True)
+def test_a_failure_while_a_batch_is_gathered_gives_it_back_at_once(
+    kind: str, space: Namespace
+) -> None:
+    publish(space, 3)
+    gathered = threading.Event()
+
+    def handle(batch: Any) -> Any:
+        def work() -> None:
+            assert gathered.wait(WAIT_S)
+            raise ValueError("no")
+
+        return asyncio.to_thread(work) if kind == "asyncio" else work()
+
+    options = {"batch_wait": 600, "backoff": zsq.Backoff(600, 1800, failures=1)}
+    running = Running(kind, space, handle, batch=2, concurrency=2, **options)
+    running.wait_for(lambda: running.calls == 2)
+    wait_for(lambda: in_flight(space) == 3, what="a message that waits for its batch")
+    gathered.set()
+    with space.consumer("t", "c") as other:
+        message = other.receive(WAIT_S)
+        assert message is not None
+        assert (message.body, message.attempts) == (b"2", 1), "given back without an attempt"
+    running.close()
+
+
+@pytest.mark.parametrize("space", ["real"], indirect=True)
+def test_a_consumer_goes_on_after_a_failure_while_a_batch_was_gathered(
+    kind: str, space: Namespace
+) -> None:
+    publish(space, 3)
+    gathered = threading.Event()
+
+    def handle(batch: Any) -> Any:
+        def work() -> None:
+            if not gathered.is_set():
+                assert gathered.wait(WAIT_S)
+                raise ValueError("no")
+
+        return asyncio.to_thread(work) if kind == "asyncio" else work()
+
+    options = {"batch_wait": 5, "backoff": zsq.Backoff(0.05, 0.2, failures=1), "settings": AT_ONCE}
+    running = Running(kind, space, handle, batch=2, concurrency=2, **options)
+    running.wait_for(lambda: running.calls == 2)
+    wait_for(lambda: in_flight(space) == 3, what="a message that waits for its batch")
+    gathered.set()
+    running.wait_for(lambda: running.seen == Counter({b"0": 2, b"1": 2, b"2": 1}))
+    running.close()
+    assert done(space)
+
+
+def test_an_error_after_all_messages_are_answered_is_reported(kind: str, space: Namespace) -> None:
+    publish(space, 3)
+    reported: list[Any] = []
+
+    def handle(batch: Any) -> Any:
+        async def finish_all() -> None:
+            for message in batch:
+                await message.finish()
+            raise ValueError("too late")
+
+        if kind == "asyncio":
+            return finish_all()
+        for message in batch:
+            message.finish()
+        raise ValueError("too late")
+
+    options = {"batch": 3, "on_error": lambda *call: reported.append(call)}
+    running = Running(kind, space, handle, **options)
+    running.wait_for(lambda: running.calls == 3)
+    running.close()
+    assert [(len(batch), repr(error)) for batch, error in reported] == [
+        (3, "ValueError('too late')")
+    ]
+    assert done(space)
+
+
+def test_a_batch_that_raises_after_a_message_was_finished_is_no_failure_of_everything(
+    kind: str, space: Namespace
+) -> None:
+    publish(space, 20)
+
+    def handle(batch: Any) -> Any:
+        async def finish_first() -> None:
+            await batch[0].finish()
+            raise ValueError("no")
+
+        if kind == "asyncio":
+            return finish_first()
+        batch[0].finish()
+        raise ValueError("no")
+
+    options = {"backoff": zsq.Backoff(600, 1800, failures=1), "settings": AT_ONCE}
+    running = Running(kind, space, handle, batch=10, **options)
+    running.wait_for(lambda: len(running.sizes) >= 20)
+    running.close()
+    assert done(space)

@@ -130,6 +130,13 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
         Return None after `timeout` seconds (by default it waits without limit), or when the
         consumer closes.
         """
+        message = await self._receive(timeout)
+        if message is not None:
+            self._note_received()
+        return message
+
+    async def _receive(self, timeout: float | None = None) -> Message | None:
+        """Return the next message, for the program or for a handler of `run`."""
         deadline_ns = deadline_of(timeout)
         while not self._closing:
             message: Message | None = self._take_held()
@@ -188,7 +195,7 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
         limits = limits_of(batch, batch_wait, batch_bytes, self._window.fixed, halving=halving)
         working = self._begin_run(concurrency, max_extension, on_deleted, machine, limits)
         kind: type[Runner] = Runner
-        take: Callable[[], Any] = self.receive
+        take: Callable[[], Any] = self._receive
         if limits is not None:
             gather = partial(self._gather, limits, working, machine)
             kind, take = BatchRunner, partial(self._next_batch, asyncio.Lock(), gather)

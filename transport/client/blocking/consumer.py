@@ -35,7 +35,13 @@ from ...wire.protocol import (
     UNBEGUN,
 )
 from ..core.asking import on_wire
-from ..core.consumer_backoff import Backoff, ConsumerBackoff, Outcome, backoff_of
+from ..core.consumer_backoff import (
+    Backoff,
+    BackoffState,
+    ConsumerBackoff,
+    Outcome,
+    backoff_of,
+)
 from ..core.consumer_session import ConsumerSession, LeasedBlock
 from ..core.extensions import Working, check_extension
 from ..core.handling import Handling, OnDeleted, awaits_topic
@@ -360,13 +366,16 @@ class ConsumerBase(ClientBase[_DriveT]):
             except BaseException:
                 self._give_gathered_back(gathering.messages, working)
                 raise
-            messages = [one for one in gathering.messages if one._batch.delivery.live]
+            messages: list[Any] = []
+            lost: list[Any] = []
+            for message in gathering.messages:
+                (messages if message._batch.delivery.live else lost).append(message)
             if self._closing or (backoff is not None and backoff.ticket != ticket):
                 self._give_gathered_back(gathering.messages, working)
-            elif messages:
+                continue
+            working.end_batch(lost, None)
+            if messages:
                 return messages
-            else:
-                working.end_batch(gathering.messages, None)
         return None
 
     def _fill(
@@ -377,10 +386,13 @@ class ConsumerBase(ClientBase[_DriveT]):
     ) -> Generator[int, bool, int]:
         """Gather until the batch is complete. Return the ticket of its first message.
 
-        A probe does not wait for more messages, because none come.
+        A probe does not wait for more messages, because none come. If the state of the backoff
+        changes, nothing is added any more. So a probe is never in a batch that is given back.
         """
         ticket = 0
         while not (self._closing or gathering.is_complete(time.monotonic_ns())):
+            if gathering.messages and backoff is not None and backoff.ticket != ticket:
+                break
             message = self._take_fitting(gathering)
             if message is not None:
                 now_ticket = 0 if backoff is None else backoff.ticket
@@ -417,6 +429,13 @@ class ConsumerBase(ClientBase[_DriveT]):
             with drive.lock:
                 drive.engine.handled(ticket, outcome)
                 drive.settle()
+
+    def _note_received(self) -> None:
+        """Let `run` probe once more if the program itself, such as a handler, took the probe."""
+        drive: Any = self._made
+        backoff = None if drive is None else drive.engine.backoff
+        if backoff is not None and backoff.state is BackoffState.TESTING:
+            self._note_outcome(backoff.ticket, Outcome.NEITHER)
 
 
 class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[ConsumerEngine]]):
@@ -467,6 +486,13 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         Returns None after `timeout` seconds (by default it waits without limit), or when the
         consumer closes.
         """
+        message = self._receive(timeout)
+        if message is not None:
+            self._note_received()
+        return message
+
+    def _receive(self, timeout: float | None = None) -> Message | None:
+        """Return the next message, for the program or for a handler of `run`."""
         deadline_ns = deadline_of(timeout)
         while not self._closing:
             message: Message | None = self._take_held()
@@ -531,6 +557,7 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
             while not self._closing:
                 message: Message | None = self._take_held()
                 if message is not None:
+                    self._note_received()
                     yield message
                 elif not self._outside(self._refill):
                     return
@@ -682,7 +709,7 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         A message that arrives while `close` begins is not handled but returned to the channel,
         because `close` does not wait for its handler. This uses no attempt.
         """
-        message: Message | None = self._outside(self.receive)
+        message: Message | None = self._outside(self._receive)
         if self._closing and message is not None:
             with contextlib.suppress(Refused):
                 message._give_back(UNBEGUN, "")

@@ -544,9 +544,9 @@ def overview(
 ) -> Asking[OverviewAnswer]:
     """Return all topics and channels with the values that they last reported.
 
-    The values are about a second old, or up to ten seconds for an idle topic. The supervisor
-    asks no other process for them, so this is cheap. Returns {"version", "whole", "topics":
-    {name: (row, {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and
+    The values are about a second old, or up to three minutes where nothing happens. The
+    supervisor asks no other process for them, so this is cheap. Returns {"version", "whole",
+    "topics": {name: (row, {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and
     `channel_fields`, which name the values of a row in their order. With `since` set to a
     version, the answer has only the rows that changed after this version. A topic whose own row
     did not change has () as its row.

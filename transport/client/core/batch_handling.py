@@ -55,7 +55,7 @@ class BatchHandling:
             self._working.end_batch(messages, begun_ns)
         # One message that could be handled shows that not everything fails.
         order = (Outcome.SUCCESS, Outcome.FAILURE, Outcome.NEITHER)
-        return next(outcome for outcome in order if outcome in outcomes)
+        return next((outcome for outcome in order if outcome in outcomes), Outcome.NEITHER)
 
     def _handle(
         self, messages: Messages, halving: Halving[MessageView], outcomes: set[Outcome]
@@ -66,9 +66,13 @@ class BatchHandling:
         except BaseException as error:
             if self._ends(error):
                 raise
+            outcomes.update(outcome_of(message) for message in messages if message.answered)
             outcomes.add(Outcome.FAILURE)
             yield from self._requeue_failed(batch)
-            if again := halving.failed(_unanswered(messages)):
+            again = halving.failed(left := _unanswered(messages))
+            if not left:
+                yield from self._report(batch, error)
+            if again:
                 about = again[0] if len(again) == 1 else MessageBatch(again)
                 yield from self._report(about, error)
                 self._requeue(again, error)

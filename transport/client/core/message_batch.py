@@ -49,15 +49,19 @@ def limits_of(
     `UsageError`.
     """
     if count is None:
-        if halving:
-            raise UsageError(E_BAD_ARGUMENT, "halving needs batch, the number of its messages")
+        if halving or size_bytes is not None:
+            what = "halving" if halving else "batch_bytes"
+            raise UsageError(E_BAD_ARGUMENT, f"{what} needs batch, the number of its messages")
         return None
     check_type("batch", count)
     highest = READY_MAX if ready is None else ready
     if not 1 <= count <= highest:
         limit = "" if ready is None else ", the consumer's `ready`"
         raise UsageError(E_BAD_ARGUMENT, f"batch must be 1 to {highest}{limit}, not {count}")
-    wait_s = as_seconds(wait)
+    try:
+        wait_s = as_seconds(wait)
+    except UsageError:
+        wait_s = math.inf
     if not 0 <= wait_s < math.inf:
         raise UsageError(E_BAD_ARGUMENT, f"batch_wait must be 0 or more seconds, not {wait!r:.80}")
     if size_bytes is not None:

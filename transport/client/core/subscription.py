@@ -172,8 +172,9 @@ class Leg:
                 self.engine.give_back(self, message.count)
             return Reaction.NOTHING
         reaction = self.session.on_word(message, blocks, now_ns)
-        if self.engine.limit == 0 and self.session.arrived:  # it was on its way
-            self.engine.give_back(self, self.session.unanswered)
+        if self.engine.limit == 0 and (arrived := self.session.arrived):  # it was on its way
+            # No more than that, because the probe may still wait for its handler.
+            self.engine.give_back(self, sum(delivery.block.count for delivery in arrived))
         return reaction
 
     def on_up(self, now_ns: int) -> None:
@@ -365,6 +366,11 @@ class ConsumerEngine(Engine):
         if not backoff.limit:
             self.give_all_back()
 
+    def _lose_probe(self, now_ns: int) -> None:
+        """Probe once more if there is a probe, which may have been lost with a link."""
+        if self.backoff is not None and self.backoff.lost(now_ns):
+            self._obey_backoff(self.backoff, now_ns)
+
     def _limit_ready(self, limit: int) -> None:
         """Ask each leg for up to `limit` messages beyond those whose handlers work."""
         for leg in {id(leg): leg for leg in [self._whole, *self.legs]}.values():
@@ -428,6 +434,7 @@ class ConsumerEngine(Engine):
         leg.link.stop()
         self.links.remove(leg.link)
         self.legs.remove(leg)
+        self._lose_probe(time.monotonic_ns())
         self.on_part_void(leg.session)
 
     def _forget_parts(self) -> None:
@@ -477,8 +484,7 @@ class ConsumerEngine(Engine):
         their delivery.
         """
         self.down_ns = time.monotonic_ns()
-        if self.backoff is not None and self.backoff.lost(self.down_ns):
-            self._obey_backoff(self.backoff, self.down_ns)
+        self._lose_probe(self.down_ns)
         if leg is not self._whole:
             self.on_part_void(leg.session)
         elif not self.has_parts:
@@ -691,7 +697,9 @@ class ConsumerEngine(Engine):
         `remembers`: see `ConsumerSession.remembers`.
 
         Return None at the deadline, when the consumer closes, or when `shared()` is true. This
-        means that another caller took a delivery, and some of its messages still wait.
+        means that another caller took a delivery, and some of its messages still wait. Without
+        `whole`, return None also when the consumer begins or ends to back off. The caller may hold
+        messages of a batch that it has to give back.
         """
         if closing():  # `close` may have ended the links, and nothing would end new ones
             return None
@@ -702,7 +710,13 @@ class ConsumerEngine(Engine):
             self.tell(time.monotonic_ns())
         if not self.arrived:
             self._adapt()
-        while not (closing() or shared()):
+        backoff = None if whole else self.backoff
+        ticket = 0 if backoff is None else backoff.ticket
+
+        def over() -> bool:
+            return closing() or shared() or (backoff is not None and backoff.ticket != ticket)
+
+        while not over():
             if (delivery := self._next()) is not None:
                 if self.limit is not None:
                     self._take_probe(delivery)
@@ -712,15 +726,17 @@ class ConsumerEngine(Engine):
                     continue
                 if whole:
                     delivery.take(delivery.block.count)
+                    # The program itself took it. If it is a probe, its outcome will not be known.
+                    self._lose_probe(time.monotonic_ns())
                 delivery.session.remembers = remembers
                 self.report_soon(time.monotonic_ns())
                 return delivery
             self.raise_refused()
             up = self.up
             limit_ns = min(deadline_ns, self.unreachable(timeout))
-            yield (lambda up=up: self.news(up) or closing() or shared(), limit_ns)  # type: ignore[misc]
+            yield (lambda up=up: self.news(up) or over(), limit_ns)  # type: ignore[misc]
             now = time.monotonic_ns()
-            if self.arrived or closing() or shared() or now < limit_ns:
+            if self.arrived or over() or now < limit_ns:
                 continue
             if now >= deadline_ns:
                 return None

@@ -7,12 +7,15 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.archive_harness import SEGMENT_BYTES, ArchiveHarness, fill
 
+from zsq.storage.bucket.archive.chunk_cache import open_cache
 from zsq.storage.errors import NotHere, OutOfReach, Unreadable
+from zsq.storage.files import Files
 from zsq.storage.log.log_format import chunk_name
 from zsq.storage.state.state import StateBatch
 
@@ -255,3 +258,22 @@ def test_a_disk_that_fails_under_the_cache_loses_nothing(
     cache._failures.clear()
     assert not archive.log.reader.damage.blocks, "nothing counts as lost"
     assert contents(archive) == before
+
+
+class _Racing(Files):
+    """Files of a folder in which a fetch of an ended process still puts a file."""
+
+    def list(self, path: str) -> list[str]:
+        names = super().list(path)
+        (Path(path) / "late").write_bytes(b"x")
+        return names
+
+
+def test_a_fetch_that_ends_late_does_not_prevent_a_start(tmp_path: Path) -> None:
+    folder = tmp_path / "archive"
+    folder.mkdir()
+    (folder / "early").write_bytes(b"x")
+    open_cache(1 << 30)(_Racing(), str(tmp_path), bytes(16), {})
+    assert [path.name for path in folder.iterdir()] == ["late"]
+    open_cache(1 << 30)(Files(), str(tmp_path), bytes(16), {})
+    assert not folder.exists()

@@ -36,6 +36,7 @@ def message(size: int = 1, answered: bool = False) -> Any:
         (("5", 0.2, None, None), "batch must be a whole number"),
         ((5, -1, None, None), "batch_wait must be 0 or more seconds"),
         ((5, float("inf"), None, None), "batch_wait must be 0 or more seconds"),
+        ((5, "1", None, None), "batch_wait must be 0 or more seconds, not '1'"),
         ((5, 0.2, 0, None), "batch_bytes must be at least 1"),
     ],
 )
@@ -44,10 +45,12 @@ def test_limits_that_make_no_sense_are_refused(arguments: Any, text: str) -> Non
         limits_of(*arguments)
 
 
-def test_halving_needs_batches() -> None:
+def test_halving_and_a_size_need_batches() -> None:
     assert limits_of(None, 0.2, None, None) is None
     with pytest.raises(UsageError, match="halving needs batch"):
         limits_of(None, 0.2, None, None, halving=True)
+    with pytest.raises(UsageError, match="batch_bytes needs batch"):
+        limits_of(None, 0.2, 100, None)
 
 
 def test_a_batch_is_complete_by_count_by_bytes_or_by_time() -> None:

@@ -15,12 +15,14 @@ import pytest
 import zsq
 from zsq.transport.client.core import subscription
 from zsq.transport.client.core.confirm import Confirm
+from zsq.transport.client.core.consumer_backoff import BackoffState, ConsumerBackoff, Outcome
 from zsq.transport.client.core.consumer_session import ConsumerSession
-from zsq.transport.client.core.subscription import ConsumerEngine
+from zsq.transport.client.core.subscription import ConsumerEngine, Leg
 from zsq.transport.client.link.link_table import LinkState
+from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import E_CLOSED, Refused
 from zsq.transport.wire.address import parse
-from zsq.transport.wire.protocol import Fin
+from zsq.transport.wire.protocol import Bye, Fin
 
 
 def test_a_refusal_is_told_before_the_next_attempt(tmp_path: Path) -> None:
@@ -111,3 +113,38 @@ def test_a_share_of_the_credit_in_finishes_is_told_before_the_next_delivery_is_t
         next(engine.take(0, None, lambda: False, lambda: False))
     assert taken.value.value is delivery
     assert len(said) == told
+
+
+def test_a_probe_that_waits_for_its_handler_is_not_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was on its way goes back, and nothing else. Without its probe, a consumer that backs off
+    would wait for ever.
+    """
+    late = SimpleNamespace(block=SimpleNamespace(count=2))
+    session = SimpleNamespace(
+        on_word=lambda *word: Reaction.NOTHING, arrived=deque([late]), unanswered=3, ready=0
+    )
+    engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", cast("Any", session), None, {})
+    given_back: list[int] = []
+    monkeypatch.setattr(engine, "give_back", lambda leg, count: given_back.append(count))
+    engine.limit = 0
+    engine.legs[0].on_word(Bye(), [], 1)
+    assert given_back == [2]
+
+
+def test_a_probe_of_a_part_that_is_left_is_repeated(tmp_path: Path) -> None:
+    """Its handler may never begin."""
+    engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", ConsumerSession(1), None, {})
+    part = Leg(engine, "t#0", "c", ConsumerSession(1), {})
+    engine.legs.append(part)
+    backoff = ConsumerBackoff(zsq.Backoff(failures=1))
+    engine.back_off_with(backoff)
+    backoff.ended(backoff.ticket, Outcome.FAILURE, 0)
+    backoff.due(backoff.until_ns)
+    backoff.taken(0)
+    before = backoff.state
+    engine._leave(part)
+    assert before is BackoffState.TESTING
+    assert backoff.state is BackoffState.WAITING
+    engine.stop()
