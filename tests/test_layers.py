@@ -91,10 +91,14 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "actors.gateways.http.console": (
         "actors.gateways", "actors.gateways.http.api", "actors.gateways.http.web", "actors.runtime", "actors.security", "actors.statistics",
     ),
+    "actors.gateways.http.consume": (
+        "actors.gateways", "actors.gateways.http.console", "actors.gateways.http.web", "actors.gateways.shared", "actors.settings",
+    ),
     "actors.gateways.http.messages": ("actors.gateways.http.console", "actors.gateways.http.web"),
     "actors.gateways.http": (
-        "actors.gateways", "actors.gateways.http.api", "actors.gateways.http.console", "actors.gateways.http.messages",
-        "actors.gateways.http.web", "actors.gateways.shared", "actors.runtime", "actors.security", "actors.settings",
+        "actors.gateways", "actors.gateways.http.api", "actors.gateways.http.console", "actors.gateways.http.consume",
+        "actors.gateways.http.messages", "actors.gateways.http.web", "actors.gateways.shared", "actors.runtime", "actors.security",
+        "actors.settings",
     ),
     "actors.supervisor.topics": ("actors.runtime", "actors.settings", "actors.statistics"),
     "actors.supervisor.cluster": ("actors.settings", "actors.supervisor.topics"),

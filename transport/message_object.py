@@ -41,7 +41,10 @@ class MessageContents(Protocol):
 
 
 class MessageObject(TypedDict, total=False):
-    """A message as JSON. Only deliveries have `attempts`, and only downloads have `id`.
+    """A message as JSON.
+
+    Only deliveries have `attempts`, and only downloads and receives over HTTP have `id`. Receives
+    also have the `token` of the lease, and `part` in a topic with parts.
 
     `only_channel` is the only channel that gets the message.
     """
@@ -60,6 +63,8 @@ class MessageObject(TypedDict, total=False):
     headers_base64: Mapping[str, str]
     attempts: int
     only_channel: str
+    token: str
+    part: int
 
 
 def as_object(stored: MessageContents, only_channel: str | None = None) -> MessageObject:

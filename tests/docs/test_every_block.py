@@ -1,10 +1,9 @@
 """Tests that every block of every page of the documentation is run, or is listed here with the
 reason why not.
 
-Fenced blocks of the README, the tutorial, spark.md, nsqd.md, security.md, testing.md and tracing.md
-are run by tests of their own (`walking`). Indented blocks of all pages are run here, line by line
-(`visiting`). All other blocks are in ELSEWHERE with the test that compares them, or in NOT_RUN.
-api.md is generated.
+Fenced blocks of the pages in WALKED are run by tests of their own (`walking`). Indented blocks of
+all pages are run here, line by line (`visiting`). All other blocks are in ELSEWHERE with the test
+that compares them, or in NOT_RUN. api.md is generated.
 """
 
 from __future__ import annotations
@@ -120,6 +119,7 @@ PAGES: Final = {
 WALKED: Final = (
     "../README.md",
     "tutorial.md",
+    "http.md",
     "schedules.md",
     "spark.md",
     "nsqd.md",

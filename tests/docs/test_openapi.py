@@ -18,6 +18,7 @@ import zsq
 from docs_site.http_api import http_api_page
 from zsq.actors.gateways.http.app import make_app
 from zsq.actors.gateways.http.console.console import Console
+from zsq.actors.gateways.http.consume.consume_handlers import ConsumePaths
 from zsq.actors.gateways.http.messages.messages import MessagePaths
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.http.web.places import Limiters
@@ -47,6 +48,7 @@ def served() -> set[tuple[str, str]]:
         NODE,
         console=console,
         messages=messages,
+        consume=ConsumePaths("", Limiters(HttpLimits())),
     )
     application: Any = guard._app
     assert isinstance(application, Starlette)

@@ -1,4 +1,4 @@
-"""Tests that the blocks of nsqd.md, spark.md, testing.md and tracing.md work as they stand."""
+"""Tests that the blocks of some pages of the documentation work as they stand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 @pytest.mark.parametrize(
     ("page", "count"),
-    [("nsqd.md", 1), ("schedules.md", 4), ("spark.md", 9), ("testing.md", 9), ("tracing.md", 5)],
+    [
+        ("http.md", 7),
+        ("nsqd.md", 1),
+        ("schedules.md", 4),
+        ("spark.md", 9),
+        ("testing.md", 9),
+        ("tracing.md", 5),
+    ],
 )
 def test_each_block_of_the_page_works(page: str, count: int, reader: Reader) -> None:
     assert reader.walk(ROOT / "docs" / page) == count

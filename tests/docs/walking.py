@@ -5,6 +5,7 @@ and compares the output.
                    the background, and the test waits until it is ready.
     ```python      The block is run. If its first line is `# NAME.py`, it is saved under that name
                    instead.
+    ```js          The block begins with `// NAME.mjs`, and is saved under that name.
     ```text        The block is the standard output of the block before it. A line `...` stands for
                    any number of lines.
     ```diff        The block is a patch of ZSQ, which is applied to a copy of the package in the
@@ -41,7 +42,7 @@ _BLOCK: Final = re.compile(
     r"(?:^<!-- test: (?P<said>[^\n]*) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-_FILE: Final = re.compile(r"# (\w+\.py)\n")
+_FILE: Final = re.compile(r"(?:#|//) (\w+\.(?:py|mjs))\n")
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Reader:
             self._compare(text)
         elif block.kind == "diff":
             self._patch(text)
-        elif block.kind == "python" and (name := _FILE.match(text)):
+        elif block.kind in ("python", "js") and (name := _FILE.match(text)):
             (self.folder / name[1]).write_text(text)
         elif block.kind == "python":
             self._run([sys.executable, "-c", text], block.said)

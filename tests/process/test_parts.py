@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from support import zsq_command
 from support.broker import wait_for
@@ -420,3 +421,39 @@ def test_a_broker_that_was_down_catches_up(cluster: Cluster) -> None:
             assert sorted(body for _, _, body in received(consumer, 20)) == sorted(keys)
         with pytest.raises(zsq.NotFound):
             admin.stats("gone")
+
+
+def test_receives_over_http_get_the_messages_of_all_parts(shared: Cluster, topic: str) -> None:
+    bodies = [b"%d" % number for number in range(80)]
+    url = f"http://127.0.0.1:{shared.brokers[0].http}/api/v1/topics/{topic}/channels/c"
+
+    def receive(wait_s: float) -> list[dict[str, Any]]:
+        options = {"max": 1, "wait_s": wait_s}
+        answer = httpx.post(f"{url}/receive", json=options, timeout=60)
+        messages: list[dict[str, Any]] = answer.json()["messages"]
+        return messages
+
+    def is_open() -> bool:
+        assert receive(0) == []
+        with zsq.Admin(shared.url) as admin:
+            clients = [
+                admin.stats(f"{topic}#{part}")["topics"][0]["channels"][0]["client_count"]
+                for part in range(PARTS)
+            ]
+        return clients == [1] * PARTS
+
+    wait_for(is_open, what="a consumer of each part")
+    with zsq.Producer(shared.url) as producer:
+        producer.publish_many(topic, bodies, keys=bodies)
+    found: list[tuple[int, bytes]] = []
+    while len(found) < len(bodies):
+        messages = receive(20)
+        assert len(messages) == 1
+        tokens = [message["token"] for message in messages]
+        finish = httpx.post(f"{url}/finish", json={"tokens": tokens}, timeout=60)
+        assert finish.json() == {"done": len(messages)}
+        for message in messages:
+            assert message["attempts"] == 1
+            found.append((message["part"], message["body"].encode()))
+    assert {part for part, _ in found[:40]} == set(range(PARTS)), "no part waits for the others"
+    assert sorted(body for _, body in found) == sorted(bodies)

@@ -15,6 +15,7 @@ from support.http_api import CHANNEL, TOPIC, Site
 
 from zsq.actors.gateways.http.console.cluster import no_admin
 from zsq.actors.gateways.http.console.console import Console
+from zsq.actors.gateways.http.consume.consume_handlers import ConsumePaths
 from zsq.actors.gateways.http.messages.messages import MessagePaths
 from zsq.actors.gateways.http.web.authority import HttpAuthority, Rights, give
 from zsq.actors.gateways.http.web.limits import HttpLimits
@@ -226,8 +227,11 @@ class ConsoleSite(Site):
             open_admin,
         )
         self.messages = MessagePaths(cast("Any", self.source.reader), self.console.node, limiters)
+        consume = ConsumePaths("ipc:///nowhere", limiters)
+        consume.close()  # it answers at once that the broker is stopping
         super().__init__(
             limiters=limiters,
+            consume=consume,
             console=self.console,
             messages=self.messages,
             authority=authority,

@@ -1,4 +1,4 @@
-"""ASGI application: nsqd's and nsqlookupd's HTTP API, /metrics and the console for one broker.
+"""ASGI application: nsqd's and nsqlookupd's HTTP API, /metrics, consuming, and the console.
 
 `make_app` combines the handlers. It opens no sockets or files. `Guard` encloses the handlers. It
 refuses forbidden requests and limits the number and duration of requests.
@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ....transport.client.asyncio.aio import Admin
@@ -35,6 +35,7 @@ from .api.metrics import RequestMetrics
 from .api.publish import GatheredPublisher, PublishHandlers
 from .api.reports import ReportHandlers
 from .console.console import Console
+from .consume.consume_handlers import ConsumePaths
 from .messages.messages import MessagePaths
 from .web.authority import API, Handler, HttpAuthority
 from .web.body import QueryRequest
@@ -57,8 +58,7 @@ class Guard:
     """The outermost application, which keeps the limits and counts requests.
 
     It refuses requests without TLS if TLS is required, and requests that a browser sends for a page
-    of another site. `paths` are the paths that metrics know. The last part of a path may be a
-    parameter.
+    of another site. `paths` are the paths that metrics know. Parts of a path may be parameters.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class Guard:
         self._origins = origins
         self._authority = authority
         self._tls_required = tls_required
-        self._exact = {path: path for path in paths if "{" not in path}
-        self._open = {path.partition("{")[0]: path for path in paths if "{" in path}
+        self._exact = frozenset(path for path in paths if "{" not in path)
+        self._patterns = {path: compile_path(path)[0] for path in paths if "{" in path}
         self.metrics = counted
         self.active = 0
 
@@ -128,20 +128,11 @@ class Guard:
         return self._origins.refusal(scope, any_name=self._authority.everybody_shows_who_they_are)
 
     def known(self, path: str) -> str:
-        matched = self._exact.get(path)
-        if matched is None:
-            begin, slash, rest = path.rpartition("/")
-            matched = self._open.get(begin + slash) if rest else None
-            if matched is None:  # the rest is not one name, but a file's path may contain folders
-                matched = next(
-                    (
-                        pattern
-                        for begin, pattern in self._open.items()
-                        if pattern.endswith(":path}") and path.startswith(begin)
-                    ),
-                    OTHER,
-                )
-        return matched
+        """Return the path as in the table of paths, or OTHER."""
+        if path in self._exact:
+            return path
+        matches = (name for name, pattern in self._patterns.items() if pattern.match(path))
+        return next(matches, OTHER)
 
 
 class Exchange:
@@ -204,6 +195,7 @@ def make_app(
     origins: Origins | None = None,
     console: Console | None = None,
     messages: MessagePaths | None = None,
+    consume: ConsumePaths | None = None,
 ) -> Guard:
     """Return the application.
 
@@ -223,7 +215,7 @@ def make_app(
         ReportHandlers(SharedStats(broker), node, nsq, metrics, query),
         Config(settings(node, limiters.limits, options, log_level), limiters, changes or {}),
     )
-    for more in (console, messages):
+    for more in (console, messages, consume):
         table |= more.paths() if more is not None else {}
     for path, methods in table.items():
         for method, handler in methods.items():

@@ -35,6 +35,7 @@ from .api.config import Change
 from .api.publish import GatheredPublisher
 from .app import make_app
 from .console.console import Console
+from .consume.consume_handlers import ConsumePaths
 from .extension import HttpStart
 from .messages.messages import MessagePaths
 from .web.authority import HttpAuthority
@@ -166,6 +167,7 @@ class HttpGateway(AsyncActor[HttpStart]):
             self._admin, *doors, url, limiters, options.console, open_admin=others
         )
         self._messages = MessagePaths(doors[0], self._console.node, limiters)
+        self._consume = ConsumePaths(url, limiters)
         level = _NSQ_LEVELS.get(log.getEffectiveLevel(), "info")
         self._app = make_app(
             self._admin,
@@ -179,6 +181,7 @@ class HttpGateway(AsyncActor[HttpStart]):
             origins=make_origins(node, options.allowed_hosts),
             console=self._console,
             messages=self._messages,
+            consume=self._consume,
         )
         self._server = HttpServer(self._app, self._limits)
         self._app.metrics.connections.set_function(lambda: len(self._server.connections))
@@ -218,6 +221,7 @@ class HttpGateway(AsyncActor[HttpStart]):
         # The waiting requests are answered first. Otherwise the server could not end.
         self._publisher.stop_waiting()
         self._messages.close()
+        self._consume.close()
         await self._console.close()
         await self._server.close(FINISH_S - 2)
         if self._authenticator is not None:

@@ -393,13 +393,9 @@ class ConsumerSession:
 
     def begin_alone(self, delivery: LeasedBlock, now_ns: int) -> Confirm:
         """Tell the channel that this message is begun, and ask for an answer."""
-        confirm = Confirm()
-        if not self._answerable(delivery):
-            confirm.error = LeaseLost(E_LEASE, "the link that delivered this message was lost")
-            confirm.done = True
+        confirm = self._request_of(delivery)
+        if confirm.done:
             return confirm
-        self._request += 1
-        self.confirms[self._request] = confirm
         delivery.taken = delivery.block.count
         delivery.reported.append((delivery.taken, now_ns))
         self.words.append(Begun(self._request, delivery.token, ()))
@@ -460,6 +456,32 @@ class ConsumerSession:
 
     def finish_sync(self, delivery: LeasedBlock, indexes: Iterable[int]) -> Confirm:
         """Finish messages with a confirmation. If the lease has ended, the Confirm has an error."""
+        confirm = self._request_of(delivery)
+        if not confirm.done:
+            self._fin(delivery, delivery.fresh(indexes), self._request)
+            self._unconfirmed_by_request[self._request] = self.unconfirmed
+        return confirm
+
+    def requeue_sync(
+        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str = ""
+    ) -> Confirm:
+        """Requeue unanswered messages with a confirmation, see `finish_sync` and `requeue`."""
+        confirm = self._request_of(delivery)
+        if not confirm.done:
+            self._note(delivery, indexes)
+            ranges = delivery.ranges(indexes)
+            self.words.append(Req(self._request, delivery.token, ranges, delay_ms, error))
+        return confirm
+
+    def touch_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> Confirm:
+        """Extend the lease of unanswered messages with a confirmation, see `touch`."""
+        confirm = self._request_of(delivery)
+        if not confirm.done:
+            self.words.append(Touch(self._request, delivery.token, delivery.ranges(indexes)))
+        return confirm
+
+    def _request_of(self, delivery: LeasedBlock) -> Confirm:
+        """Return the Confirm of a new request. It is done if the delivery's link was lost."""
         self.collect()
         confirm = Confirm()
         if not self._answerable(delivery):
@@ -474,8 +496,6 @@ class ConsumerSession:
             return confirm
         self._request += 1
         self.confirms[self._request] = confirm
-        self._fin(delivery, delivery.fresh(indexes), self._request)
-        self._unconfirmed_by_request[self._request] = self.unconfirmed
         return confirm
 
     def barrier(self) -> Confirm:

@@ -126,13 +126,14 @@ class HttpAuthority:
     async def _check_first_use(
         self, actions: Actions, principal: Principal, request: Request
     ) -> None:
-        """Refuse a publish that would create a topic that the principal may not create.
+        """Refuse a publish or a receive that would create what the principal may not create.
 
         The other paths that create something require `admin`, which includes that permission.
         """
-        if Action.PUBLISH in actions and self._first_use is not None and principal is not EVERYBODY:
-            topic, _ = _names(actions, request)
-            if topic and not await self._first_use.permits(principal, topic):
+        creates = Action.PUBLISH in actions or "channel" in request.path_params
+        if creates and self._first_use is not None and principal is not EVERYBODY:
+            topic, channel = _names(actions, request)
+            if topic and not await self._first_use.permits(principal, topic, channel):
                 raise api_error("UNAUTHORIZED")
 
     async def _principal(self, request: Request, actions: Actions) -> Principal:
@@ -208,6 +209,8 @@ def _names(actions: Actions, request: Request) -> tuple[str, str]:
     Both are "" if a needed name is invalid or no topic is given.
     """
     needed = {name for action in actions for name in RULES[action].names or ()}
+    if "channel" in request.path_params:
+        return names_in_path(request)
     query: bytes = request.scope["query_string"]
     parameters = Parameters(query)
     if request.scope["path"].startswith(API):
@@ -222,6 +225,16 @@ def _names(actions: Actions, request: Request) -> tuple[str, str]:
     channel = (parameters.get("channel") or "") if "channel" in needed else ""
     good = legal(topic) and ("channel" not in needed or legal(channel))
     return (topic, channel) if good else ("", "")
+
+
+def names_in_path(request: Request) -> tuple[str, str]:
+    """Return the topic and channel in the path. Raises `ApiError` if one is invalid."""
+    topic, channel = request.path_params["topic"], request.path_params["channel"]
+    if not legal(topic):
+        raise api_error("INVALID_TOPIC")
+    if not legal(channel, "channel"):
+        raise api_error("INVALID_ARG_CHANNEL")
+    return topic, channel
 
 
 def principal_of(request: Request) -> Principal:

@@ -37,6 +37,11 @@ class HttpLimits:
     looks: Bound = field(default=Bound(64, 8))
     publishes: Bound = field(default=Bound(16, 8))
     redrives: Bound = field(default=Bound(8, 4))
+    # A receive holds places for all leases that it may get. A subscription is a consumer of the
+    # broker, which receives share.
+    receives: Bound = field(default=Bound(512, 128))
+    leases: Bound = field(default=Bound(100_000, 20_000))
+    subscriptions: Bound = field(default=Bound(256, 64))
     head_bytes_max: int = 32 * KIB  # the largest request line with headers
     # The time for a complete head, from its first byte or from the start of a new connection.
     head_s: float = 10.0

@@ -9,7 +9,8 @@ gains nothing, and proxies use any name.
 A request comes from a browser if it has a header of `BROWSER_HEADERS`. On plain HTTP, a page that
 reads from its own name sends neither Origin nor Sec-Fetch-*, but always Accept-Language, which no
 script can remove. Publishers, exporters and health checks send none of them, and may use any name,
-such as that of a service. `/api/` checks the name of every client, because it shows messages.
+such as that of a service. The console's `/api/` checks the name of every client, because it shows
+messages. `/api/v1/` does not: it has only POST, and a browser's POST has Origin.
 
 *Forgery.* A page of another origin can send a form to this gateway. Browsers mark such requests by
 Sec-Fetch-Site, which no script can set. Older browsers, and browsers on plain HTTP, mark them by
@@ -76,7 +77,7 @@ class Origins:
         """
         headers: dict[bytes, bytes] = dict(scope["headers"])
         place = headers.get(b"host", b"").decode("latin-1")
-        in_api = scope["path"].startswith("/api/")
+        in_api = scope["path"].startswith("/api/") and not scope["path"].startswith("/api/v1/")
         is_checked = not any_name and (in_api or not BROWSER_HEADERS.isdisjoint(headers))
         if is_checked and place and not self.knows(host_of(place)):
             shown = repr((host_of(place) or place)[:_SHOWN_CHARS])

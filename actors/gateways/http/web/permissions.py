@@ -8,6 +8,7 @@ from typing import Final
 from .....transport.wire.actions import Action
 
 Actions = tuple[Action, ...]
+CHANNEL_PATH: Final = "/api/v1/topics/{topic}/channels/{channel}"
 
 
 def _all(actions: Actions | Action, method: str, *paths: str) -> dict[tuple[str, str], Actions]:
@@ -33,6 +34,7 @@ PATHS: Final[Mapping[tuple[str, str], Actions]] = {
     **_all(Action.READ, "GET", "/api/messages", "/api/body", "/api/delayed", "/api/dead-letters"),
     **_all(Action.READ, "GET", "/api/search", "/api/tail", "/api/download"),
     **_all(Action.CONSUME, "GET", "/api/peek"),
+    **_all(Action.CONSUME, "POST", *(f"{CHANNEL_PATH}/{verb}" for verb in ("receive", "finish", "requeue", "touch"))),
     **_all(Action.ADMINISTER, "GET", "/api/processes", "/api/audit"),
     **_all(
         Action.MANAGE_TOPIC, "POST",

@@ -36,6 +36,11 @@ class Limiters:
         self.looks = Limiter("reads of messages at once", limits.looks)
         self.publishes = Limiter("publishes of the console at once", limits.publishes)
         self.redrives = Limiter("running redrives", limits.redrives, "wait until one ends")
+        self.receives = Limiter("receives at once", limits.receives)
+        self.leases = Limiter("leases over HTTP", limits.leases, "finish some messages")
+        self.subscriptions = Limiter(
+            "consumers over HTTP", limits.subscriptions, "use fewer channels and values of lease_s"
+        )
 
 
 class RequestPlace:

@@ -172,6 +172,11 @@ class StrictConnection(h11.Connection):
             raise h11.RemoteProtocolError("the extensions of the chunks are too long")
 
 
+def is_receive(path: str) -> bool:
+    """Return True for the path of a receive, which waits for messages."""
+    return path.startswith("/api/v1/") and path.endswith("/receive")
+
+
 def notice_loss(sock: socket.socket | None, limit_s: float) -> None:
     """Let the system end this connection if its peer has acknowledged nothing for so long.
 
@@ -229,10 +234,16 @@ class BoundedProtocol(H11Protocol):
         """Answer a complete request before the connection ends.
 
         The client sends no more, but may read on. If it got no answer, it would repeat a publish
-        that is stored. An answer that has begun is a stream, whose client is gone.
+        that is stored. An answer that has begun is a stream, whose client is gone. So is that of a
+        receive: messages that are taken for it would wait until their leases end.
         """
         self._eof_since_s = self.loop.time()
-        return self.has_request and self.cycle is not None and not self.cycle.response_started
+        return (
+            self.has_request
+            and self.cycle is not None
+            and not self.cycle.response_started
+            and not is_receive(self.cycle.scope["path"])
+        )
 
     @property
     def dispensable(self) -> tuple[bool, bool, float]:
