@@ -30,8 +30,8 @@ from zsq.transport.settings import (
 ROOT: Final = Path(__file__).resolve().parents[2]
 TABLE: Final = "transport/settings.py"
 NAMED_MAX: Final = 3  # settings of one table that a file may name because its code obeys them
-# These words also name the tags of a message, and ordinary lists.
-WORDS: Final = frozenset({"tags", "ordered", "archive"})
+# These words also name the tags of a message, ordinary lists, and an option of the broker.
+WORDS: Final = frozenset({"tags", "ordered", "archive", "own_process"})
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,8 @@ def test_callers_are_told_the_same_types(of: type[Record], options: type) -> Non
     told, hints = get_type_hints(options), get_type_hints(of)
     held = {field.name: hints[field.name] for field in fields(of)}
     assert [*told] == [*held]
-    for name in {*held} - {"when_full", "archive"}:  # the type for callers names their values
+    of_choice = {"when_full", "archive", "own_process"}  # the type for callers names their values
+    for name in {*held} - of_choice:
         assert told[name] == held[name] | None, name
 
 
