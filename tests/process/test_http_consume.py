@@ -345,9 +345,8 @@ def test_a_killed_channel_ends_its_leases_and_a_receive_waits_on(own: Broker) ->
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(channel.receive, wait_s=20)
         wait_for(lambda: channel.stats()["clients"][0]["ready_count"] > 1, what="the receive")
-        for actor in own.actors():
-            if "restarted" in actor["name"]:
-                os.kill(actor["pid"], signal.SIGKILL)
+        for pid in {row["pid"] for row in own.actors() if "restarted" in row["name"]}:
+            os.kill(pid, signal.SIGKILL)
         (message,) = waiting.result(40)
     assert message["body"] == "a"
     assert channel.call("finish", tokens=held)[0] == 410
