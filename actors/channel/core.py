@@ -30,7 +30,7 @@ from ...transport.errors import (
 )
 from ...transport.reports import ChannelCounters
 from ...transport.settings import NONE, ChannelSettings
-from ...transport.units import NS_PER_MS, NS_PER_S
+from ...transport.units import NS_PER_MS
 from ...transport.wire.protocol import (
     BACKOFF,
     DEAD,
@@ -139,7 +139,7 @@ class ChannelCore:
         if consumer.session:
             self._sessions[consumer.session] = consumer.peer
         self._takers += consumer.ready > 0
-        self._beats_end_ns = min(self._beats_end_ns or consumer.lost_ns, consumer.lost_ns)
+        self._beats_end_ns = min(self._beats_end_ns or consumer.look_ns, consumer.look_ns)
         if len(self.consumers) <= options.CONSUMER_LATENCIES_MAX:
             consumer.latency = LatencyWindow(options.CONSUMER_LATENCY_SLOT_S)
         self._turns.join(consumer)
@@ -524,7 +524,7 @@ class ChannelCore:
         for peer in self.lost_consumers(now_ns):
             has_changed = self.unsubscribe(peer) or has_changed
         self._beats_end_ns = min(
-            (consumer.lost_ns for consumer in self.consumers.values()), default=0
+            (consumer.look_ns for consumer in self.consumers.values()), default=0
         )
         while (token := self._deadlines.pop_due(now_ns)) is not None:
             self._expire(token, now_ns)
@@ -593,10 +593,9 @@ class ChannelCore:
     def next_due(self, now_ns: int, wall_ns: int) -> int:
         """Return when the next scan may have work, in monotonic nanoseconds, or 0 for never.
 
-        All consumers may have sent a message by then, so the scan may find no work. Heartbeats are
-        looked at in whole seconds, so that one scan looks at many channels.
+        All consumers may have sent a message by then, so the scan may find no work.
         """
-        times = [-(-self._beats_end_ns // NS_PER_S) * NS_PER_S] if self.consumers else []
+        times = [self._beats_end_ns] if self.consumers else []
         if self._recall_ns:
             times.append(self._recall_ns)
         lease = self._deadlines.next_due()

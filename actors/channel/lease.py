@@ -145,6 +145,16 @@ class Subscriber:
         """
         return self.seen_ns + 2 * self.heartbeat_ns + 1
 
+    @property
+    def look_ns(self) -> int:
+        """The time of the scan that sees that the consumer is lost.
+
+        It is a multiple of a fifth of a heartbeat, at most of a second, so that one scan looks at
+        many channels.
+        """
+        step_ns = max(1, min(NS_PER_S, self.heartbeat_ns // 5))
+        return -(-self.lost_ns // step_ns) * step_ns
+
     def counts(self) -> dict[str, int]:
         """Return the counters that only grow."""
         return {
