@@ -498,7 +498,7 @@ def test_a_setting_of_the_topic_keeps_it_in_own_or_in_shared_processes(place: Pl
 
 
 def test_a_topic_without_channels_has_room_beside_one_other_topic(place: Place) -> None:
-    """Its channels are known from its last start. Otherwise it would move to and fro for ever,
+    """Its channels are known from its last start. Otherwise it would move back and forth for ever,
     because it expects channels while it starts, and has none when it is up.
     """
     for name in "ab":
