@@ -123,12 +123,13 @@ class ChunkCache:
     def _empty(self) -> None:
         """Remove what the topic's last process left.
 
-        A fetch that this process asked for may add a file meanwhile. It stays until the next start.
+        A fetch that this process asked for may add or rename a file meanwhile. Then some files stay
+        until they are fetched again, or until the next start.
         """
         try:
             self._files.remove_tree(self._folder)
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
                 raise
 
     # The archive of a log

@@ -261,19 +261,27 @@ def test_a_disk_that_fails_under_the_cache_loses_nothing(
 
 
 class _Racing(Files):
-    """Files of a folder in which a fetch of an ended process still puts a file."""
+    """Files of a folder in which a fetch of an ended process still puts or renames a file."""
+
+    def __init__(self, before: str) -> None:
+        super().__init__()
+        self._before = before
 
     def list(self, path: str) -> list[str]:
         names = super().list(path)
-        (Path(path) / "late").write_bytes(b"x")
+        if self._before:
+            (Path(path) / self._before).rename(Path(path) / "late")
+        else:
+            (Path(path) / "late").write_bytes(b"x")
         return names
 
 
-def test_a_fetch_that_ends_late_does_not_prevent_a_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["", "early"])
+def test_a_fetch_that_ends_late_does_not_prevent_a_start(tmp_path: Path, before: str) -> None:
     folder = tmp_path / "archive"
     folder.mkdir()
     (folder / "early").write_bytes(b"x")
-    open_cache(1 << 30)(_Racing(), str(tmp_path), bytes(16), {})
+    open_cache(1 << 30)(_Racing(before), str(tmp_path), bytes(16), {})
     assert [path.name for path in folder.iterdir()] == ["late"]
     open_cache(1 << 30)(Files(), str(tmp_path), bytes(16), {})
     assert not folder.exists()
