@@ -91,6 +91,7 @@ def test_one_bad_message_does_not_stop_the_others(kind: str, space: Namespace) -
     running = Running(kind, space, handle, backoff=LONG, settings={"backoff_s": 0})
     running.wait_for(lambda: len(running.seen) == len(bodies))
     running.close()
+    assert {running.seen[body] for body in bodies if body != b"0"} == {1}
 
 
 def test_a_requeue_with_a_delay_is_no_failure(kind: str, space: Namespace) -> None:
@@ -98,6 +99,7 @@ def test_a_requeue_with_a_delay_is_no_failure(kind: str, space: Namespace) -> No
     running = Running(kind, space, lambda message: message.requeue(600), backoff=LONG)
     running.wait_for(lambda: len(running.seen) == 20)
     running.close()
+    assert running.calls == 20
 
 
 def test_a_requeue_with_backoff_is_a_failure(kind: str, space: Namespace) -> None:
@@ -116,6 +118,7 @@ def test_a_rejected_message_is_no_failure(kind: str, space: Namespace) -> None:
     running = Running(kind, space, lambda message: message.reject("bad"), backoff=LONG)
     running.wait_for(lambda: len(running.seen) == 20)
     running.close()
+    assert running.calls == 20
 
 
 def test_without_backoff_each_message_is_tried(kind: str, space: Namespace) -> None:
@@ -125,6 +128,7 @@ def test_without_backoff_each_message_is_tried(kind: str, space: Namespace) -> N
     )
     running.wait_for(lambda: len(running.seen) == 100)
     running.close()
+    assert running.calls == 100
 
 
 def test_an_ordered_channel_keeps_its_order_through_a_backoff(kind: str, space: Namespace) -> None:

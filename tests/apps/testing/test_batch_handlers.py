@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
@@ -193,6 +194,7 @@ def test_some_messages_that_fail_do_not_stop_the_consumer(kind: str, space: Name
     running = Running(kind, space, handle, batch=10, backoff=backoff, settings=settings)
     running.wait_for(lambda: len(running.seen) == 100)
     running.close()
+    assert running.calls == 100
 
 
 def test_an_ordered_channel_gives_each_key_once_in_a_batch(kind: str, space: Namespace) -> None:
@@ -227,20 +229,24 @@ def test_wrong_arguments_are_refused_before_a_message_is_taken(
         consumer.run(lambda batch: None, **options)
 
 
+def failing_until(gathered: threading.Event, kind: str) -> Callable[[Any], Any]:
+    """Return a handler that waits for this event and fails, and succeeds from then on."""
+
+    def work() -> None:
+        if not gathered.is_set():
+            assert gathered.wait(WAIT_S)
+            raise ValueError("no")
+
+    return lambda batch: asyncio.to_thread(work) if kind == "asyncio" else work()
+
+
 @pytest.mark.parametrize("space", ["real"], indirect=True)
 def test_a_failure_while_a_batch_is_gathered_gives_it_back_at_once(
     kind: str, space: Namespace
 ) -> None:
     publish(space, 3)
     gathered = threading.Event()
-
-    def handle(batch: Any) -> Any:
-        def work() -> None:
-            assert gathered.wait(WAIT_S)
-            raise ValueError("no")
-
-        return asyncio.to_thread(work) if kind == "asyncio" else work()
-
+    handle = failing_until(gathered, kind)
     options = {"batch_wait": 600, "backoff": zsq.Backoff(600, 1800, failures=1)}
     running = Running(kind, space, handle, batch=2, concurrency=2, **options)
     running.wait_for(lambda: running.calls == 2)
@@ -259,15 +265,7 @@ def test_a_consumer_goes_on_after_a_failure_while_a_batch_was_gathered(
 ) -> None:
     publish(space, 3)
     gathered = threading.Event()
-
-    def handle(batch: Any) -> Any:
-        def work() -> None:
-            if not gathered.is_set():
-                assert gathered.wait(WAIT_S)
-                raise ValueError("no")
-
-        return asyncio.to_thread(work) if kind == "asyncio" else work()
-
+    handle = failing_until(gathered, kind)
     options = {"batch_wait": 5, "backoff": zsq.Backoff(0.05, 0.2, failures=1), "settings": AT_ONCE}
     running = Running(kind, space, handle, batch=2, concurrency=2, **options)
     running.wait_for(lambda: running.calls == 2)
