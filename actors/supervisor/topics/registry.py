@@ -412,6 +412,7 @@ class Registry:
             )
         )
         if data == self._written and not self._doubtful:
+            self._is_behind = False
             return  # only `#ephemeral` topics changed
         if self._written:
             self._keep_old()

@@ -516,3 +516,15 @@ def test_a_removed_topic_in_memory_leaves_no_files_and_no_row(tmp_path: Path) ->
     )
     assert not list((tmp_path / "trash").iterdir())
     registry.memory.close()
+
+
+def test_a_topic_in_memory_that_came_up_is_no_reason_to_write_the_file(tmp_path: Path) -> None:
+    registry = opened(tmp_path)
+    registry.add("t#ephemeral", "always")
+    before = registry.version
+    registry.note_created("t#ephemeral")
+    registry.settle()
+    assert registry.topics["t#ephemeral"].state == "live"
+    assert registry.version == before
+    assert not (tmp_path / "registry.json.old").exists(), "nothing was written"
+    registry.memory.close()
