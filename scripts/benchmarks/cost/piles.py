@@ -49,6 +49,8 @@ def backlog(load: Load) -> list[Plot]:
     shape = Shape(load.count(600_000, 1000), SIZE, 1000)
     for _ in range(load.rounds):
         with load.broker() as broker, Admin(broker.url) as admin:
+            # So that the memory of the topic and of its channels is that of their processes.
+            admin.create_topic(TOPIC, own_process="always")
             admin.create_channel(TOPIC, SLOW)
             admin.create_channel(TOPIC, LIVE)
             # The memory that a process keeps after its first load is not due to the backlog.

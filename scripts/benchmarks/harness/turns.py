@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,11 @@ def in_turn(parts: Mapping[str, Callable[[], Result]], seconds: float) -> Turns[
         click.echo(f"{name} ...", err=True, nl=False)
         try:
             turns.results[name] = part()
-        except FAILURES as error:
+        except Exception as error:
+            if not isinstance(
+                error, FAILURES
+            ):  # a defect of the benchmark, not of what it measures
+                click.echo(f"\n{traceback.format_exc()}", err=True, nl=False)
             turns.failed.append(f"{name}: {str(error).strip() or type(error).__name__}")
             turns.notes.append(f"{name}: could not be measured")
             click.echo(" failed,", err=True, nl=False)
