@@ -19,6 +19,7 @@ TITLES: Final = {
     "zsq: forkserver": "forkserver",
     "zsq: topic ": "topic",
     "zsq: channel ": "channel",
+    "zsq: quiet ": "host",
     "zsq: scan loop": "scan_loop",
     "zsq: scan worker": "scan_worker",
     "zsq: gateway ": "gateway",
@@ -48,6 +49,11 @@ class Process:
         return (
             self.title.split(" ")[2].partition("/")[0] if self.kind in ("topic", "channel") else ""
         )
+
+
+def is_shared(title: str) -> bool:
+    """Return True for the title of a process that several actors share."""
+    return title.startswith("zsq: quiet ")
 
 
 def read(pid: int) -> Process | None:

@@ -25,9 +25,13 @@ from support.torture.processes import await_end, holders_of, of_sessions
 
 import zsq
 
-TOPICS: Final = ("alpha", "beta")
-CHANNELS: Final = ((0, "one"), (0, "two"), (1, "three"), (1, "four"))
-ORDERED: Final = 3  # index of the ordered channel in CHANNELS: the last one
+# The first topic always has processes of its own, and the last one shares a process. In each cycle,
+# the one between them begins to move from the one to the other.
+TOPICS: Final = ("alpha", "beta", "gamma")
+PLACES: Final = ("always", "never", "never")
+MOVED: Final = TOPICS[1]
+CHANNELS: Final = ((0, "one"), (0, "two"), (1, "three"), (1, "four"), (2, "five"))
+ORDERED: Final = 3  # index of the ordered channel in CHANNELS: one of the topic that moves
 CHUNK_BYTES: Final = 2 << 20
 KEPT_BYTES: Final = 48 << 20
 SERVE: Final = ("--chunk-bytes", str(CHUNK_BYTES), "--keep-bytes", str(KEPT_BYTES), "--stage-timeout", "60",
@@ -125,8 +129,8 @@ class Torture:
         self.broker.start(RECOVERY_S)
         self.killer.note_generation()
         with zsq.Admin(self.broker.ipc) as admin:
-            for topic in TOPICS:
-                admin.create_topic(topic)
+            for topic, place in zip(TOPICS, PLACES, strict=True):
+                admin.create_topic(topic, own_process=place)
             for number, (topic_number, channel) in enumerate(CHANNELS):
                 admin.create_channel(
                     TOPICS[topic_number], channel, start="earliest", ordered=number == ORDERED
@@ -147,6 +151,8 @@ class Torture:
 
     def _cycle(self, cycle: int, kind: str) -> None:
         words = self.ledger.words
+        with zsq.Admin(self.broker.ipc, timeout=RECOVERY_S) as admin:
+            admin.configure_topic(MOVED, own_process=("never", "always")[cycle % 2])
         select.select([], [], [], self.random.uniform(0, 0.3))
         words[l.PRESSURE] = 1
         deadline = time.monotonic() + OUTSTANDING_S
