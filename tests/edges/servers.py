@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from .outcomes import COMPLETE, CUT, Outcome, drawn
 from .programs import LINGER_MS
 
+LOOK: Final = "/look"  # nothing is published for a request of this path
 # One application for WSGI and ASGI: it publishes the path of each request, and returns its pid.
 APPLICATION: Final = """\
 import os
@@ -17,8 +18,12 @@ import zsq
 
 producer = zsq.Producer({url!r}, linger_ms={linger_ms})
 
+def publish(path):
+    if path != {look!r}:
+        producer.publish("served", path.encode())
+
 def wsgi(environ, start_response):
-    producer.publish("served", environ["PATH_INFO"].encode())
+    publish(environ["PATH_INFO"])
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [b"%d" % os.getpid()]
 
@@ -30,7 +35,7 @@ async def asgi(scope, receive, send):
         {close}
         await send({{"type": "lifespan.shutdown.complete"}})
         return
-    producer.publish("served", scope["path"].encode())
+    publish(scope["path"])
     await send({{"type": "http.response.start", "status": 200, "headers": []}})
     await send({{"type": "http.response.body", "body": b"%d" % os.getpid()}})
 """
@@ -121,7 +126,7 @@ SERVER_TABLE: Final = drawn(
 
 def application(url: str, *, closes: bool) -> str:
     close = "producer.close()" if closes else "pass"
-    return APPLICATION.format(url=url, linger_ms=LINGER_MS, close=close)
+    return APPLICATION.format(url=url, linger_ms=LINGER_MS, close=close, look=LOOK)
 
 
 def gevent_program(url: str, name: str, ending: str) -> str:

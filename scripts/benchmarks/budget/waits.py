@@ -48,10 +48,16 @@ def latency(work: Work) -> Found:
     for name in report.measures:
         if name.endswith((": p50", ": p99")):
             lines.of(report, f"{name[-3:]} of {name[:-5]}", name)
+    shared = f"{single.SHARED}publish to handler"
+    lines.of(report, f"{single.SHARED}p50", f"{shared}, p50")
+    lines.of(report, f"{single.SHARED}p99", f"{shared}, p99")
+    lines.of(report, single.MOVE, single.MOVE, most(50.0))
     for name in report.measures:
         if name.startswith(single.PROCESSOR):
             goal = most(800.0) if name.endswith(single.ALL) else None
             lines.of(report, name, name, goal)
+    name = f"{single.SHARED}{single.PROCESSOR} {single.ALL}"
+    lines.of(report, name, name)
     lines.of(report, "processor time of a message: raw pyzmq over the same hops", RAW_COST)
     return result
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import statistics
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from local_setup.broker import LocalBroker
 from zsq.transport.client.blocking.client import Admin, Consumer, Producer
@@ -30,41 +30,31 @@ PROCESSOR: Final = "processor time of a message:"
 ALL: Final = "all processes"
 CLIENT_PROCESSES: Final = 4
 CHANNELS: Final = 200
+SHARED: Final = "in a shared process: "
+PLACES: Final[tuple[tuple[Literal["always", "never"], str], ...]] = (
+    ("always", ""),
+    ("never", SHARED),
+)
+MOVE: Final = "longest time to a handler while the topic moves to processes of its own"
 RAW_MESSAGES_MAX: Final = 1_500  # in a round; this is enough to measure the limit
 
 
 def latency(
     broker: LocalBroker, report: Report, size: int, seconds: float, a_second: float, rounds: int
 ) -> None:
-    """Measure the time from the call of publish() to the handler, and the processor time.
+    """Measure the time from the call of publish() to the handler, and the processor time: of a topic
+    with processes of its own, of one in a shared process, and while one moves between the two.
 
     The rate is fixed and far below the broker's limit. The peers on PATH get the same rate.
     """
+    count = max(10, int(seconds * a_second))
     for number in range(rounds):
         topic = f"latency-{number}"
-        count = max(10, int(seconds * a_second))
-        with Admin(broker.url) as admin:
-            admin.create_channel(topic, "bench")
-            kinds = kinds_on_the_way(admin.stats()["processes"])
-        with Crew() as crew:
-            crew.add(receive_stamps, broker.url, topic, count)
-            crew.add(publish_stamps, broker.url, topic, size, count, a_second)
-            crew.wait_ready()
-            usage = Usage(broker.process.pid)
-            crew.go()
-            taken, answered = crew.results()
-            inside = usage.by_kind(kinds)
-        used = dict(zip(("consumer", "producer"), crew.cpu_s, strict=True)) | inside
-        for kind, cpu_s in (used | {ALL: sum(used.values())}).items():
-            report.add(f"{PROCESSOR} {kind}", COST, cpu_s / count * 1e6)
-        for name, share in (("p50", 0.5), ("p99", 0.99)):
-            report.add(f"publish to handler, {name}", MILLISECONDS, percentile(taken, share) * 1000)
-        for name, share in (("p50", 0.5), ("p99", 0.99)):
-            report.add(
-                f"publish to acknowledgement, {name}",
-                MILLISECONDS,
-                percentile(answered, share) * 1000,
+        for own_process, where in PLACES[:: (-1) ** number]:
+            _alone(
+                broker, report, f"{topic}-{own_process}", own_process, where, size, count, a_second
             )
+        _moved(broker, report, f"{topic}-moved", size, count, a_second)
         raw = raw_singles(size, min(count, RAW_MESSAGES_MAX), a_second, broker.folder)
         report.add(RAW_TO_CONSUMER, MILLISECONDS, percentile(raw.arrived, 0.5) * 1000, limit=True)
         report.add(RAW_TO_ANSWER, MILLISECONDS, percentile(raw.answered, 0.5) * 1000, limit=True)
@@ -76,6 +66,60 @@ def latency(
         with peers_on_path(broker.folder) as peers:
             for peer in peers:
                 at_rate(peer, report, peer.name, topic, Load(count, size, a_second))
+
+
+def _alone(
+    broker: LocalBroker,
+    report: Report,
+    topic: str,
+    own_process: Literal["always", "never"],
+    where: str,
+    size: int,
+    count: int,
+    a_second: float,
+) -> None:
+    with Admin(broker.url) as admin:
+        admin.create_topic(topic, own_process=own_process)
+        admin.create_channel(topic, "bench")
+        kinds = kinds_on_the_way(admin.stats()["processes"])
+    with Crew() as crew:
+        crew.add(receive_stamps, broker.url, topic, count)
+        crew.add(publish_stamps, broker.url, topic, size, count, a_second)
+        crew.wait_ready()
+        usage = Usage(broker.process.pid)
+        crew.go()
+        taken, answered = crew.results()
+        inside = usage.by_kind(kinds)
+    used = dict(zip(("consumer", "producer"), crew.cpu_s, strict=True)) | inside
+    # Topic and channel have one process together if they share it.
+    costs = ({} if where else used) | {ALL: sum(used.values())}
+    for kind, cpu_s in costs.items():
+        report.add(f"{where}{PROCESSOR} {kind}", COST, cpu_s / count * 1e6)
+    for what, times in (("handler", taken), ("acknowledgement", answered)):
+        for name, share in (("p50", 0.5), ("p99", 0.99)):
+            value = percentile(times, share) * 1000
+            report.add(f"{where}publish to {what}, {name}", MILLISECONDS, value)
+
+
+def _moved(
+    broker: LocalBroker, report: Report, topic: str, size: int, count: int, a_second: float
+) -> None:
+    """Measure the longest time from publish() to the handler while the topic moves, once."""
+    with Admin(broker.url) as admin:
+        admin.create_topic(topic, own_process="never")
+        admin.create_channel(topic, "bench")
+        with Crew() as crew:
+            crew.add(receive_stamps, broker.url, topic, count)
+            crew.add(publish_stamps, broker.url, topic, size, count, a_second)
+            crew.wait_ready()
+            crew.go()
+            time.sleep(count / a_second / 2)
+            admin.configure_topic(topic, own_process="always")
+            taken, _ = crew.results()
+        rows = admin.stats()["processes"]
+    if any("host" in row for row in rows if row["name"] == f"topic {topic}"):
+        raise ValueError(f"topic {topic} did not move within {count / a_second / 2:.1f} s")
+    report.add(MOVE, MILLISECONDS, max(taken) * 1000)
 
 
 def publish_stamps(

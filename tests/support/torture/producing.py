@@ -4,6 +4,7 @@ staged writes as Spark does. They always have several publishes without an answe
 
 from __future__ import annotations
 
+import itertools
 import random
 import select
 import time
@@ -128,15 +129,13 @@ class Publishing:
 
 def stage(ledger: Ledger, number: int, urls: Sequence[str], seed: int) -> None:
     """Commit one transaction after the other, each with one to four blocks in one or two stages.
-    The writer uses ipc for one topic, and TCP for the other.
+    The writer takes the urls of the topics in turn, so that it uses ipc and TCP.
     """
     lane, words, chance = Lane(ledger, number), ledger.words, random.Random(seed)
     shape = ledger.shape
     app, version = f"torture-{seed}-{time.time_ns()}", 0
-    committers = [
-        StageCommitter(url, topic, timeout=PATIENCE_S)
-        for url, topic in zip(urls, shape.topics, strict=True)
-    ]
+    url_of = dict(zip(shape.topics, itertools.cycle(urls), strict=False))
+    committers = [StageCommitter(url, topic, timeout=PATIENCE_S) for topic, url in url_of.items()]
     while not words[l.STOP]:
         paused = words[l.PAUSE]
         words[lane.row + l.IDLE] = paused
@@ -150,7 +149,7 @@ def stage(ledger: Ledger, number: int, urls: Sequence[str], seed: int) -> None:
         parts = []
         for _ in range(chance.randint(1, 2)):
             with StageWriter(
-                urls[topic],
+                url_of[shape.topics[topic]],
                 shape.topics[topic],
                 app,
                 version,

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from support.broker import Broker
 from support.torture import ledger as l
@@ -28,7 +28,7 @@ import zsq
 # The first topic always has processes of its own, and the last one shares a process. In each cycle,
 # the one between them begins to move from the one to the other.
 TOPICS: Final = ("alpha", "beta", "gamma")
-PLACES: Final = ("always", "never", "never")
+PLACES: Final[tuple[Literal["always", "never"], ...]] = ("always", "never", "never")
 MOVED: Final = TOPICS[1]
 CHANNELS: Final = ((0, "one"), (0, "two"), (1, "three"), (1, "four"), (2, "five"))
 ORDERED: Final = 3  # index of the ordered channel in CHANNELS: one of the topic that moves
