@@ -38,6 +38,7 @@ from zsq.storage.errors import Locked, StorageError
 from zsq.storage.files import Files
 from zsq.transport import errors
 
+from . import scenario
 from .bounded import Bounded, watch_drops
 from .bucket import URL, PatientBucket
 from .disasters import watch as watch_disasters
@@ -58,7 +59,6 @@ URL_DIRECT: Final = f"ipc://{RUN_DIR}"
 TCP: Final = "127.0.0.1:4153"
 URL_TCP: Final = f"tcp://{TCP}"
 # The addresses of the machines of brokers that live on after a takeover, one after the other.
-MOVED: Final = 0.02  # how often a topic that is looked at wants to move
 ADDRESSES: Final = tuple(f"127.0.0.{number}:4153" for number in range(2, 6))
 URL_SEVERAL: Final = ",".join(f"tcp://{address}" for address in ADDRESSES)
 
@@ -545,10 +545,10 @@ class _Load(placement.Load):
 
     @property
     def is_busy(self) -> bool:
-        return the_world().rng.random() < MOVED
+        return the_world().rng.random() < scenario.MOVED
 
     def is_quiet(self, for_s: float, now_ns: int) -> bool:
-        return the_world().rng.random() < MOVED
+        return the_world().rng.random() < scenario.MOVED
 
 
 def watch_places() -> None:

@@ -180,6 +180,7 @@ def tell_failure(result: Result) -> None:
         print(f"    {text}")
     only = f" --faults {','.join(scenario.ONLY)}" if scenario.ONLY else ""
     only += " --moving" if scenario.MOVING >= 1 else ""
+    only += " --sharing" if scenario.SHARING else ""
     only += " --urgent" if scenario.URGENT else ""
     if scenario.STANDBYS >= 1:
         only += " --standby"
@@ -219,6 +220,11 @@ def _arguments(arguments: list[str]) -> Any:
         help="in each seed a client moves channels by seek all the time",
     )
     parser.add_argument(
+        "--sharing",
+        action="store_true",
+        help="in each seed quiet topics share processes, and topics move all the time",
+    )
+    parser.add_argument(
         "--urgent",
         action="store_true",
         help="channels without other settings have priorities, and messages use them",
@@ -250,6 +256,8 @@ def main(arguments: list[str]) -> int:
         scenario.ONLY = DEFECTS[given.broken].faults
     if given.moving or (given.broken and DEFECTS[given.broken].moving):
         scenario.MOVING = 1.0
+    if given.sharing:
+        scenario.SHARING, scenario.MOVED = True, scenario.MOVED_OFTEN
     defect = DEFECTS[given.broken] if given.broken else None
     scenario.URGENT = given.urgent or (defect is not None and defect.urgent)
     stands_by = given.standby or (defect is not None and defect.standby)

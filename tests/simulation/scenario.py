@@ -60,6 +60,9 @@ MORTAL: Final = 0.05  # share of seeds that delete a topic or a channel
 # Share of seeds with a client that moves channels all the time. A test of a defect may set this to
 # 1, for all seeds.
 MOVING = 0.1
+MOVED = 0.02  # how often a topic that is looked at wants to move to other processes
+MOVED_OFTEN: Final = 0.5  # the same for `simulate.py --sharing`
+SHARING = False  # True if in all seeds quiet topics share processes
 SLEEPY: Final = 0.3  # share of seeds in which unused topics sleep soon
 FORCED: Final = 0.5  # share of these seeds in which topics are put to sleep while they are used
 PEACE: Final = 0.1  # share of seeds without faults, for which the strictest rules hold
@@ -122,6 +125,8 @@ def draw(seed: int) -> Scenario:
         )
     dice = random.Random(f"{seed}/places")
     plain = replace(plain, own_process=dice.choice(("always", "busy", "busy", "never")))
+    if SHARING:
+        plain = replace(plain, own_process="busy")
     dice = random.Random(f"{seed}/archived")
     if dice.random() < ARCHIVED:
         more = ("kill_archive", "bucket_away") if plain.strikes else ()
