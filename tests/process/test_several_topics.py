@@ -149,7 +149,7 @@ def test_a_busy_topic_among_idle_ones_has_almost_all_credit(tmp_path: Path) -> N
                 assert message is not None
                 message.finish()
             producer.publish_many("i.7", [b"x"] * 1_000)
-            held = []
+            held: list[zsq.Message] = []
             deadline = time.monotonic() + 30
             while len(held) < 81 and time.monotonic() < deadline:
                 message = consumer.receive(0.5)
@@ -181,18 +181,20 @@ def test_a_pattern_follows_the_topics_that_the_key_may_consume(
 ) -> None:
     keyring = Keyring(tmp_path, ("owner", "reader"))
     keyring.allow(USERS)
-    with Broker(tmp_path / "data", *keyring.options()) as broker:
-        with zsq.Producer(broker.tcp, key_file=str(keyring.file("owner"))) as producer:
-            for name in ("s.mine", "s.mine.2", "s.seen", "t.mine"):
-                producer.publish(name, name.encode())
-            options: dict[str, Any] = {"url": broker.tcp, "key_file": str(keyring.file("reader"))}
-            consumer = zsq.Consumer("*mine*", "c", **options)
-            with Handled(consumer) as handled:
-                handled.wait_for({("s.mine", b"s.mine"), ("s.mine.2", b"s.mine.2")})
-            assert len(handled.counts) == 2
-            assert "left out" not in caplog.text, "topics that it may not view are not listed"
-            with Handled(zsq.Consumer("s.*", "d", start="earliest", **options)) as handled:
-                handled.wait_for({("s.mine", b"s.mine"), ("s.mine.2", b"s.mine.2")})
-                wait_for(lambda: "topic s.seen is left out" in caplog.text)
-            with pytest.raises(zsq.Refused, match=r"E_FORBIDDEN.*s\.seen"):
-                zsq.Consumer("s.seen*", "d", **options).subscribe(30)
+    with (
+        Broker(tmp_path / "data", *keyring.options()) as broker,
+        zsq.Producer(broker.tcp, key_file=str(keyring.file("owner"))) as producer,
+    ):
+        for name in ("s.mine", "s.mine.2", "s.seen", "t.mine"):
+            producer.publish(name, name.encode())
+        options: dict[str, Any] = {"url": broker.tcp, "key_file": str(keyring.file("reader"))}
+        consumer = zsq.Consumer("*mine*", "c", **options)
+        with Handled(consumer) as handled:
+            handled.wait_for({("s.mine", b"s.mine"), ("s.mine.2", b"s.mine.2")})
+        assert len(handled.counts) == 2
+        assert "left out" not in caplog.text, "topics that it may not view are not listed"
+        with Handled(zsq.Consumer("s.*", "d", start="earliest", **options)) as handled:
+            handled.wait_for({("s.mine", b"s.mine"), ("s.mine.2", b"s.mine.2")})
+            wait_for(lambda: "topic s.seen is left out" in caplog.text)
+        with pytest.raises(zsq.Refused, match=r"E_FORBIDDEN.*s\.seen"):
+            zsq.Consumer("s.seen*", "d", **options).subscribe(30)

@@ -136,7 +136,8 @@ def _start_of(admin: Admin, choice: TopicChoice, start: Any) -> Any:
 
 def _note_paused(url: str, consumer: Consumer, channel: str) -> bool:
     """Print a note for each topic that is paused. If there are many, look at the first ones."""
-    return all([note_paused(url, name, channel) for name in consumer.topics[:PAUSED_LOOKS]])
+    looks = [note_paused(url, name, channel) for name in consumer.topics[:PAUSED_LOOKS]]
+    return all(looks)
 
 
 def note_paused(url: str, topic: str, channel: str) -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import pytest
+from support.broker import wait_for
 
 import zsq
 import zsq.aio
@@ -29,13 +29,6 @@ MS = 1_000_000
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask for new topics often, so that no test waits for that."""
     monkeypatch.setattr(topic_list, "LISTED_NS", 100 * MS)
-
-
-def wait_for(condition: Callable[[], Any], what: str = "") -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what or "it did not happen in time"
-        time.sleep(0.01)
 
 
 def take(consumer: zsq.Consumer) -> tuple[str, bytes]:
@@ -92,7 +85,7 @@ class Running:
         return self._thread.is_alive()
 
     def wait_for(self, *rows: tuple[str, bytes]) -> None:
-        wait_for(lambda: set(rows) <= set(self.found) or self.error, f"{rows} of {self.found}")
+        wait_for(lambda: set(rows) <= set(self.found) or bool(self.error), WAIT_S)
         assert self.error is None
 
 
@@ -341,7 +334,7 @@ def test_a_batch_of_run_has_messages_of_several_topics(space: Namespace) -> None
         batches.append({message.topic for message in batch})
 
     with Running(space.consumer(["a", "b", "c"], "ch"), handle, batch=3, batch_wait=WAIT_S):
-        wait_for(lambda: batches)
+        wait_for(lambda: bool(batches))
     assert batches == [set(topics_of(space, "a", "b", "c"))]
     assert space.consumer(["a", "b", "c"], "ch").receive(0.3) is None, "all are finished"
 

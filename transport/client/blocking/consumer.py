@@ -460,11 +460,13 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
     yet are delivered again. If the old object of such a message is then finished without
     `sync=True`, this changes nothing, and `stale` counts it.
 
+    - `topic`: A name, a list of names, or a pattern such as "orders.*". `message.topic` says which
+      topic a message is from. See "Several topics" in channels.md.
     - `url`, `key_file`, `transport`: see `Producer`.
     - `ready`: The largest number of unanswered messages that this consumer holds. Without it, the
       consumer asks for what its handlers need for a second, at most for 2,500 messages, and for
       nothing before the first call that receives. In a topic with parts, each part gets an equal
-      share, at least 1.
+      share, at least 1. Several topics share it, too.
     - `message_timeout`: The seconds until an unanswered message goes to another consumer, from the
       moment when the program got it (default 60, at most 86,400). `run` extends it.
     - `timeout`: The seconds without a broker until a call raises `BrokerUnreachable`. With the

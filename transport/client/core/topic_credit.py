@@ -1,4 +1,4 @@
-"""Topic credit: how many messages a consumer may hold of each of its topics. Pure.
+"""Topic credit: how many messages a consumer may hold of each of its topics. No I/O.
 
 A topic without messages uses no credit. So an idle topic gets READY_IDLE, which is enough to see
 that it has messages, and the busy ones share the rest equally. If all topics had equal shares, a

@@ -70,7 +70,9 @@ More = Callable[[int], ConsumerSession]
 
 
 class LegHost(Engine):
-    """What the legs of one consumer share, and what they report. The engine of the consumer is one.
+    """The host of legs: what those of one consumer share, and what they report.
+
+    The engine of a consumer is one.
 
     - `rotation`: The addresses of the broker.
     - `wanted_heartbeat_ms`: None for the default of each address.
@@ -322,7 +324,7 @@ class TopicLegs:
 
     @property
     def ready(self) -> int:
-        """How many messages of this topic may be unanswered."""
+        """The number of messages of this topic that may be unanswered."""
         return self.whole.session.ready
 
     def set_ready(self, ready: int) -> None:

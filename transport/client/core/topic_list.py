@@ -2,8 +2,8 @@
 pattern.
 
 The supervisor answers both requests from its memory. Its list of topics has only the parts that are
-at this broker, so the topics with parts come from the cluster's directory. Both answers contain only
-what the key of the client may view.
+at this broker, so the topics with parts come from the cluster's directory. Both answers contain
+only what the key of the client may view.
 
 Rejected: that the broker tells its clients of new topics. That would be a subscription more in the
 protocol, in each door, and in the supervisor, to save one small request every few seconds.
