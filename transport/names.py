@@ -5,12 +5,15 @@ A name is never part of a path or an endpoint. Paths and endpoints contain numbe
 A part of a topic that lies at several brokers has the topic's name, `#`, and the part's number:
 `clicks#3`. Users cannot create a topic with such a name, because only the directory of the cluster
 says which parts exist.
+
+A name with `*` is a pattern. No topic and no channel can have such a name.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from .errors import E_BAD_NAME, UsageError
@@ -21,6 +24,7 @@ PARTS_MAX: Final = 256
 PARTS_NAMED: Final = 8  # the most parts that a sentence names
 PART_SHIFT: Final = 56  # in a message id of a topic with parts, the part's number is above this bit
 _NAME: Final = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
+PATTERN: Final = re.compile(r"[.a-zA-Z0-9_*-]+(#ephemeral)?", re.ASCII)
 _PART: Final = re.compile(r"([.a-zA-Z0-9_-]+)#(0|[1-9][0-9]{0,2})", re.ASCII)
 
 
@@ -101,3 +105,37 @@ def parts_text(names: Iterable[str]) -> str:
     if len(most) >= PARTS_NAMED:
         return f"{', '.join(most[:PARTS_NAMED])} and {len(most) + 1 - PARTS_NAMED} more parts"
     return f"{', '.join(most)} and {last}" if most else last
+
+
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """A pattern for a whole name; `*` stands for any characters.
+
+    It is not translated to a regular expression, because matching that may take exponential time.
+    """
+
+    text: str
+
+    def matches(self, name: str) -> bool:
+        """Return True if the pattern matches the name.
+
+        One pass finds the first part at the start, the last part at the end, and the others in
+        order between them.
+        """
+        first, *others = self.text.split("*")
+        if not others:
+            return name == first
+        last = others.pop()
+        if (
+            not name.startswith(first)
+            or not name.endswith(last)
+            or len(name) < len(first) + len(last)
+        ):
+            return False
+        place, end = len(first), len(name) - len(last)
+        for part in others:
+            found = name.find(part, place, end)
+            if found < 0:
+                return False
+            place = found + len(part)
+        return True

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
+from ...transport.names import PATTERN, NamePattern
 from ...transport.wire.credentials import KEY_CHARS, is_key
 
 ANONYMOUS: Final = "anonymous"  # the name of clients without a key or token, in audit logs
@@ -43,7 +44,6 @@ PATTERN_CHARS_MAX: Final = 129  # the length of two names and a slash
 _KEYS: Final = ("curve", "tokens")
 _LISTS: Final = ("publish", "subscribe", "admin", "view", "create")
 _USER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
-_PATTERN: Final = re.compile(r"[.a-zA-Z0-9_*-]+(#ephemeral)?", re.ASCII)
 _TOKEN: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
@@ -60,37 +60,6 @@ class AccessError(Exception):
 def token_hash(token: str) -> str:
     """Return the hash of a token as the file contains it."""
     return "sha256:" + hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class NamePattern:
-    """A pattern for a whole name; `*` stands for any characters."""
-
-    text: str
-
-    def matches(self, name: str) -> bool:
-        """Return True if the pattern matches the name.
-
-        One pass finds the first part at the start, the last part at the end, and the others in
-        order between them.
-        """
-        first, *others = self.text.split("*")
-        if not others:
-            return name == first
-        last = others.pop()
-        if (
-            not name.startswith(first)
-            or not name.endswith(last)
-            or len(name) < len(first) + len(last)
-        ):
-            return False
-        place, end = len(first), len(name) - len(last)
-        for part in others:
-            found = name.find(part, place, end)
-            if found < 0:
-                return False
-            place = found + len(part)
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +305,7 @@ def _token(text: str, place: str) -> str:
 
 
 def _pattern(text: str, place: str, what: str = "topic") -> NamePattern:
-    if len(text) > PATTERN_CHARS_MAX or not _PATTERN.fullmatch(text):
+    if len(text) > PATTERN_CHARS_MAX or not PATTERN.fullmatch(text):
         shown = f"{place}, {repr(text)[:70]}, is not a {what} pattern"
         raise _BadPlace(
             f"{shown}; write a whole name of A-Z a-z 0-9 . _ - in which * stands for any "

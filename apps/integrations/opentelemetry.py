@@ -120,9 +120,9 @@ def _common(operation: str, kind: str, topic: str) -> dict[str, Any]:
     }
 
 
-def _consumed(operation: str, kind: str, consumer: Any) -> dict[str, Any]:
+def _consumed(operation: str, kind: str, consumer: Any, received: Any) -> dict[str, Any]:
     return {
-        **_common(operation, kind, consumer.topic),
+        **_common(operation, kind, received.topic),  # the consumer may have several topics
         "messaging.destination.subscription.name": consumer.channel,
         **_place(consumer),
     }
@@ -218,9 +218,12 @@ class _Tracing:
 
     def _received(self, operation: str, consumer: Any, received: Any, since_ns: int) -> Any:
         if received is not None and is_instrumentation_enabled():
-            attributes = {**_consumed(operation, "receive", consumer), **_about(received)}
+            attributes = {
+                **_consumed(operation, "receive", consumer, received),
+                **_about(received),
+            }
             self.tracer.start_span(
-                f"{operation} {consumer.topic}",
+                f"{operation} {received.topic}",
                 kind=SpanKind.CLIENT,
                 attributes=attributes,
                 links=_links(_messages(received)),
@@ -253,7 +256,8 @@ class _Tracing:
     # Handling
 
     def _processing(self, message: Any) -> Any:
-        attributes = {**_consumed("process", "process", message._batch.owner), **_about(message)}
+        consumed = _consumed("process", "process", message._batch.owner, message)
+        attributes = {**consumed, **_about(message)}
         name = f"process {message.topic}"
         return self._span(name, SpanKind.CONSUMER, attributes, context=context_of(message))
 
@@ -301,9 +305,9 @@ class _Tracing:
     def _settling(self, operation: str, received: Any) -> Any:
         batch = received if isinstance(received, BatchView) else received._batch
         consumer = batch.owner
-        attributes = {**_consumed(operation, "settle", consumer), **_about(received)}
+        attributes = {**_consumed(operation, "settle", consumer, received), **_about(received)}
         links = _links(_messages(received))
-        return self._span(f"{operation} {consumer.topic}", SpanKind.CLIENT, attributes, links)
+        return self._span(f"{operation} {received.topic}", SpanKind.CLIENT, attributes, links)
 
     def settle(self, wrapped: Call, received: Any, args: Any, options: Any) -> Any:
         if not is_instrumentation_enabled():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
@@ -33,7 +34,7 @@ class BrokerForTests(ABC):
         """Return a new producer of this broker. `options`: see `zsq.Producer`."""
         return Producer(self.url, **options)
 
-    def consumer(self, topic: str, channel: str, **options: Any) -> Consumer:
+    def consumer(self, topic: str | Sequence[str], channel: str, **options: Any) -> Consumer:
         """Return a new consumer of this broker. `options`: see `zsq.Consumer`."""
         return Consumer(topic, channel, url=self.url, **options)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -51,9 +52,13 @@ class Namespace:
         """Return a new producer. It publishes to `topic(name)`. `options`: see `zsq.Producer`."""
         return self._kept(self.broker.producer(**options))
 
-    def consumer(self, topic: str, channel: str, **options: Any) -> Consumer:
-        """Return a new consumer of a channel. `options`: see `zsq.Consumer`."""
-        return self._kept(self.broker.consumer(self.topic(topic), channel, **options))
+    def consumer(self, topic: str | Sequence[str], channel: str, **options: Any) -> Consumer:
+        """Return a new consumer of a channel. `options`: see `zsq.Consumer`.
+
+        A pattern matches only topics of this namespace.
+        """
+        topics = self.topic(topic) if isinstance(topic, str) else [*map(self.topic, topic)]
+        return self._kept(self.broker.consumer(topics, channel, **options))
 
     def reader(self, topic: str, **options: Any) -> Reader:
         """Return a new reader of a topic. `options`: see `zsq.Reader`."""

@@ -83,11 +83,16 @@ PAGES: Final = {
             'Consumer("orders", "ledger", url=url': "echo one | zsq pub orders --key mine",
             "zsq redrive clicks.archive.dead -n": "zsq stats clicks.archive.dead",
             "zsq topic retire": "zsq topic create views",
+            'with Consumer(["orders", "refunds"]': (
+                "zsq channel create refunds billing && echo one | zsq pub refunds"
+            ),
+            'Consumer("orders.*", "billing"': "echo one | zsq pub orders.eu",
         },
         until={
             "zsq sub clicks yesterday": "20",
             'Consumer("orders", "ledger", url=url': "handled",
             'producer.publish("jobs"': "handled",
+            'Consumer("orders.*", "billing"': "handled",
         },
         python={
             'producer.publish("jobs"': (
@@ -96,6 +101,7 @@ PAGES: Final = {
             ),
             "producer.publish(": ("producer, body = Producer(url), b'five'", "producer.close()"),
             "zsq.Consumer(": ("", ""),
+            'Consumer("orders.*", "billing"': ("def handle(message): print('handled')", ""),
             'Consumer("orders", "ledger", url=url': ("def handle(message): print('handled')", ""),
             "def handle": ("def valid(message): return False\ndef busy(): return False", _RECEIVE),
         },

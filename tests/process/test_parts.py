@@ -308,7 +308,7 @@ def test_parts_that_are_added_are_used(shared: Cluster, topic: str) -> None:
         drive = consumer._made
         assert drive is not None
         with drive.lock:  # a minute need not pass
-            drive.engine._ask_ns = 0
+            drive.engine.topics[0].ask_ns = 0
             drive.engine.sooner(0)
             drive.settle()
         admin.create_channel(topic, "c")

@@ -127,8 +127,13 @@ def context() -> zmq.Context[Socket]:
     known = _contexts.get(pid)
     if known is None or known.closed:
         keep_memory()
-        known = make_context(SOCKETS_MAX)
-        _contexts[pid] = known
+        if known is not None and _contexts.get(pid) is known:
+            del _contexts[pid]
+        # Two threads may make their first sockets at once. A lock might be held during a fork.
+        new = make_context(SOCKETS_MAX)
+        known = _contexts.setdefault(pid, new)
+        if known is not new:
+            new.term()
     return known
 
 

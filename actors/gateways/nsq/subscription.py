@@ -100,7 +100,7 @@ class Subscription:
         self.session = self._new_session()
         events = BranchEvents()
         self.engine = ConsumerEngine(
-            Address(url, True, None, by), topic, channel, self.session, None, {}, lambda count: self._new_session(), here,
+            Address(url, True, None, by), topic, channel, self.session, None, {}, lambda ready: self._new_session(), here,
             partial(trunks.connect, events), cast("EventSet", events),
         )  # fmt: skip
         self.engine.on_void = self._void
@@ -300,9 +300,8 @@ class Subscription:
         """Carry out what the engine has received."""
         if self._stopped:
             return
-        error = self.engine.error
+        error = self.engine.take_error()
         if error is not None:
-            self.engine.error = None
             self._on(SubscriptionEvent.FAILED, f"{error.code} {error.text}")
             return
         if self.state is SubscriptionState.OPENING and self.engine.open:

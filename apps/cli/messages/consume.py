@@ -28,10 +28,12 @@ from ..output import body_for, json_lines_option, say
 
 if TYPE_CHECKING:
     from ....transport.client.blocking.client import Admin, Batch, Consumer
+    from ....transport.client.core.topic_choice import TopicChoice
 
 POLL_S: Final = 0.2  # seconds until a signal or a broken pipe is noticed while no message arrives
 QUIET_S: Final = 1.0  # seconds without a message until `sub` looks whether it is paused
 LOOK_AGAIN_S: Final = 30.0  # seconds until `sub` looks again
+PAUSED_LOOKS: Final = 8  # the most topics of which `sub` looks whether they are paused
 READY: Final = 2500
 
 
@@ -54,7 +56,7 @@ READY: Final = 2500
 @click.option(
     "--create",
     is_flag=True,
-    help="Create TOPIC if it does not exist. Without this option a missing topic is an error.",
+    help="Create a TOPIC that does not exist. Without this option it is an error.",
 )
 @with_start
 @with_settings(SUBSCRIBING)
@@ -66,6 +68,9 @@ def sub(
 ) -> None:  # fmt: skip
     """Write the messages of CHANNEL to standard output, one per line, and finish them.
 
+    TOPIC may be several names with commas between them, or a pattern such as 'orders.*', which
+    follows all topics that match. --json shows the topic of each message.
+
     CHANNEL is created if it is missing, TOPIC only with --create. Without --start the first channel
     of a topic gets all messages that wait there, and a later channel those published from now on.
     The other options apply to a new CHANNEL. An existing one must have the same --tags, --ordered
@@ -74,26 +79,30 @@ def sub(
     Ctrl-C and SIGTERM finish the messages that were written and give back the rest.
     """
     from ....transport.client.blocking.client import Admin, Consumer
+    from ....transport.client.core.topic_choice import topic_choice
     from ....transport.names import check_name
 
-    check_name(topic)
+    choice = topic_choice(topic.split(",") if "," in topic else topic)
     check_name(channel, "channel")
+    if create and choice.pattern is not None:
+        raise click.UsageError(f"--create needs names of topics, and {topic} is a pattern")
     settings = given_settings(SUBSCRIBING, options)
     ready = READY if count is None else min(READY, count)
     with stop_signals() as stopping, contextlib.ExitStack() as stack:
         try:
             with stopping.interruptible():
                 with Admin(url, timeout=timeout) as admin:
-                    if not create:
-                        channels = _channels_of(admin, topic)
+                    for name in () if create else choice.names:
+                        channels = _channels_of(admin, name)
                         if channels is not None:
-                            note_new(topic, channel, channels)
+                            note_new(name, channel, channels)
                     if start is not None:
-                        settings["start"] = resolved(admin, topic, start)
-                        _say_where_it_is(admin, topic, channel)
+                        settings["start"] = _start_of(admin, choice, start)
+                        for name in choice.names:
+                            _say_where_it_is(admin, name, channel)
                 waits = followed(timeout)
                 consumer = Consumer(
-                    topic,
+                    choice.names or topic,
                     channel,
                     url=url,
                     ready=ready,
@@ -110,10 +119,25 @@ def sub(
             sys.stdout.buffer,
             count,
             stopping,
-            objects_of(topic) if as_json else bodies_of,
+            objects_of if as_json else bodies_of,
             idle,
-            partial(note_paused, url, topic, channel),
+            partial(_note_paused, url, consumer, channel),
         )
+
+
+def _start_of(admin: Admin, choice: TopicChoice, start: Any) -> Any:
+    """Return the place where a new channel begins, in each of the topics."""
+    if len(choice.names) == 1:
+        return resolved(admin, choice.names[0], start)
+    if getattr(start, "text", None) is not None:
+        raise click.UsageError(f"--start {start.text} is a message of one topic: name that topic")
+    return start
+
+
+def _note_paused(url: str, consumer: Consumer, channel: str) -> bool:
+    """Print a note for each topic that is paused. If there are many, look at the first ones."""
+    looks = [note_paused(url, name, channel) for name in consumer.topics[:PAUSED_LOOKS]]
+    return all(looks)
 
 
 def note_paused(url: str, topic: str, channel: str) -> bool:
@@ -203,26 +227,23 @@ def bodies_of(batch: Batch, wanted: int) -> list[bytes]:
     return batch.bodies[:wanted]
 
 
-def objects_of(topic: str) -> Callable[[Batch, int], list[bytes]]:
-    """Return a function that writes messages as JSON, with the data that a consumer has."""
+def objects_of(batch: Batch, wanted: int) -> list[bytes]:
+    """Return messages as JSON, with the data that a consumer has."""
     from ....transport.client.core.message import StoredMessage
 
-    def lines(batch: Batch, wanted: int) -> list[bytes]:
-        rows = []
-        for message in islice(batch.messages(), wanted):
-            stored = StoredMessage(
-                topic,
-                message.offset,
-                message.timestamp_ns,
-                message.body,
-                message.key,
-                message.tag,
-                message.headers,
-            )
-            rows.append(json.dumps(as_object(stored) | {"attempts": message.attempts}).encode())
-        return rows
-
-    return lines
+    rows = []
+    for message in islice(batch.messages(), wanted):
+        stored = StoredMessage(
+            message.topic,
+            message.offset,
+            message.timestamp_ns,
+            message.body,
+            message.key,
+            message.tag,
+            message.headers,
+        )
+        rows.append(json.dumps(as_object(stored) | {"attempts": message.attempts}).encode())
+    return rows
 
 
 def drain(

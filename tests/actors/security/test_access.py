@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zsq.actors.security.access import Access, AccessError, NamePattern, User, token_hash
+from zsq.actors.security.access import Access, AccessError, User, token_hash
+from zsq.transport.names import NamePattern
 
 KEY = "5n]1POKkdiw{v{vUK1P(k#p0gh0&%[zMekJt7Q(B"
 OTHER = "}rR%bq}cY.E<gM[)9{uD-Lis0e8YpOFVP}[0}PtR"

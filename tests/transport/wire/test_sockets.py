@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 
@@ -73,3 +75,28 @@ def test_a_monitor_that_nobody_reads_stops_no_other_socket(tmp_path: Path) -> No
         finally:
             sockets.close(dealer, monitor)
             context.destroy(linger=0)
+
+
+def test_threads_that_begin_at_once_share_one_context() -> None:
+    """A second context would end while the sockets of the first thread use it."""
+    code = """
+import sys, threading
+from zsq.transport.wire import sockets
+
+sys.setswitchinterval(1e-6)
+barrier, found = threading.Barrier(16), []
+
+def begin():
+    barrier.wait()
+    found.append(sockets.context())
+
+threads = [threading.Thread(target=begin) for _ in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len({id(context) for context in found}) == 1
+"""
+    command = [sys.executable, "-W", "error", "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")

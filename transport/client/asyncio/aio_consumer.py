@@ -212,7 +212,7 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
                 if self._closing and self._made is not None:
                     self._made.settle()  # `close` waits for this
 
-        with runner.logged(f"{self.topic}/{self.channel}"):
+        with runner.logged(self._caption):
             try:
                 with calls_on_signals(asyncio.get_running_loop(), caught, runner.drain):
                     await runner.run(work() for _ in range(concurrency))

@@ -54,7 +54,8 @@ from ..core.message_batch import (
     limits_of,
 )
 from ..core.prefetch import Prefetch, Window
-from ..core.subscription import ConsumerEngine, share_of
+from ..core.subscription import ConsumerEngine
+from ..core.topic_choice import topic_choice
 from ..link.timeouts import FAR_NS, check_timeout, deadline_of
 from .client_base import BlockingClient, ClientBase
 from .drive import Drive
@@ -111,7 +112,7 @@ class ConsumerBase(ClientBase[_DriveT]):
 
     def __init__(
         self,
-        topic: str,
+        topic: str | Sequence[str],
         channel: str,
         *,
         url: Url = None,
@@ -126,9 +127,11 @@ class ConsumerBase(ClientBase[_DriveT]):
         **settings: Unpack[NewChannelOptions],
     ) -> None:
         check_times(timeout, heartbeat_ms)
-        self.topic = check_name(topic)
+        self._choice = topic_choice(topic, settings.get("dead_letter_topic") or "")
+        self.topic = self._choice.text
         self.channel = check_name(channel, "channel")
-        self._client_name = name_of(self, f"{topic}/{channel}")
+        self._caption = f"{self._choice.caption}/{channel}"
+        self._client_name = name_of(self, self._caption)
         self._address = parse_all(url, key_file, transport)
         self._options = (
             message_timeout,
@@ -175,12 +178,11 @@ class ConsumerBase(ClientBase[_DriveT]):
         window = self._window
         session = make_session(window.fixed or 0, message_timeout, label, sample_rate)
 
-        def of_part(count: int) -> ConsumerSession:
-            ready = share_of(session.ready, count)
+        def more(ready: int) -> ConsumerSession:
             return make_session(ready, message_timeout, label, sample_rate)
 
         engine = ConsumerEngine(
-            self._address, self.topic, self.channel, session, heartbeat_ms, settings, of_part
+            self._address, self._choice, self.channel, session, heartbeat_ms, settings, more
         )
         engine.use(self._prefetch, window)
         return engine
@@ -188,6 +190,18 @@ class ConsumerBase(ClientBase[_DriveT]):
     def _check_open(self) -> None:
         if self._closing:
             raise Refused(E_CLOSING, "this consumer is closed; make a new one")
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The names of the topics that it is subscribed to, or is to be subscribed to.
+
+        With a pattern, these are the topics that match and were found until now.
+        """
+        drive: Any = self._made
+        if drive is None:
+            return self._choice.names
+        with drive.lock:
+            return tuple(sorted(topic.target.topic for topic in drive.engine.topics))
 
     @property
     def stale(self) -> int:
@@ -446,11 +460,13 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
     yet are delivered again. If the old object of such a message is then finished without
     `sync=True`, this changes nothing, and `stale` counts it.
 
+    - `topic`: A name, a list of names, or a pattern such as "orders.*". `message.topic` says which
+      topic a message is from. See "Several topics" in channels.md.
     - `url`, `key_file`, `transport`: see `Producer`.
     - `ready`: The largest number of unanswered messages that this consumer holds. Without it, the
       consumer asks for what its handlers need for a second, at most for 2,500 messages, and for
       nothing before the first call that receives. In a topic with parts, each part gets an equal
-      share, at least 1.
+      share, at least 1. Several topics share it, too.
     - `message_timeout`: The seconds until an unanswered message goes to another consumer, from the
       moment when the program got it (default 60, at most 86,400). `run` extends it.
     - `timeout`: The seconds without a broker until a call raises `BrokerUnreachable`. With the
@@ -684,7 +700,7 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
                 runner.work()
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(runner.logged(f"{self.topic}/{self.channel}"))
+            stack.enter_context(runner.logged(self._caption))
             stack.callback(self.close)
             if signals and threading.current_thread() is threading.main_thread():
                 stack.enter_context(draining_on_signals(runner.drain))

@@ -332,6 +332,7 @@ class ConsumerSession:
         self.stale = 0  # the number of answers that came too late
         self.stale_told = 0  # the number of late answers that a flush has reported
         self.node = 0  # the broker's node number
+        self.topic = ""  # the name of the topic, also if this is the session of a part
         self.part: int | None = None  # the part of the topic, if it has parts
         # The reason why no message of this session can be answered any more: the session is closed,
         # or it belongs to another process.

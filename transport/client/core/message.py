@@ -328,7 +328,7 @@ class MessageView:
     @property
     def topic(self) -> str:
         """The name of its topic."""
-        return self._batch.owner.topic  # type: ignore[no-any-return]
+        return self._batch.delivery.session.topic  # type: ignore[no-any-return]
 
     @property
     def channel(self) -> str:
@@ -448,6 +448,11 @@ class BatchView(Generic[_MessageT]):
         return self.block.count
 
     @property
+    def topic(self) -> str:
+        """The name of the topic. All messages of a delivery are from one topic."""
+        return self.delivery.session.topic
+
+    @property
     def bodies(self) -> list[bytes]:
         """All bodies. They are created at the first use and then kept."""
         if self._bodies is None:
@@ -482,7 +487,7 @@ class BatchView(Generic[_MessageT]):
 
     def __repr__(self) -> str:
         return (
-            f"<Batch {self.owner.topic}/{self.owner.channel} from offset "
+            f"<Batch {self.topic}/{self.owner.channel} from offset "
             f"{self.delivery.runs[0][0]}, {len(self)} messages>"
         )
 

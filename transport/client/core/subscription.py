@@ -1,6 +1,7 @@
 """Consumer engine: a consumer's sessions, their links, and the messages that they send.
 
-A topic with parts has a session and a link for each part. The consumer gets one stream of all.
+A consumer has a session and a link for each of its topics, or for each part of a topic with parts.
+The program gets one stream of all.
 
 Nothing here waits.
 """
@@ -11,51 +12,44 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from ...block.block import Block
 from ...errors import (
-    E_BUCKET,
-    E_CLOSED,
-    E_DISK_FULL,
-    E_IN_USE,
-    E_INTERNAL,
+    E_BAD_ARGUMENT,
     E_LEASE,
     E_LIMIT,
-    E_NOT_FOUND,
     E_TIMEOUT,
-    E_TOPIC_FAILED,
-    E_TOPIC_FULL,
     BrokerUnreachable,
     LeaseLost,
+    UsageError,
     ZsqError,
     advice,
     from_wire,
 )
-from ...names import check_name, part_name, part_of
-from ...settings import CHANNEL
+from ...names import check_name, is_channel_missing
 from ...system import EventSet
 from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
-from ...wire.protocol import Bye, Recall, Spread, Wire
-from ...wire.spread import PARTS_ASKED_NS, HasParts
+from ...wire.protocol import MESSAGE_TIMEOUT_MS, Bye
 from ..link.connection import LinkConnection
-from ..link.engine import Engine, Steps
+from ..link.engine import Steps
 from ..link.link import AGAIN, Link
-from ..link.reaction import Reaction
 from ..link.timeouts import FAR_NS, check_timeout, deadline_of, format_timeout
 from .confirm import Confirm
 from .consumer_backoff import BackoffState, ConsumerBackoff, Outcome
 from .consumer_session import EVERY, ConsumerSession, ConsumerState, LeasedBlock
 from .extensions import Extensions
-from .prefetch import READY_MOST, Prefetch, Window
+from .prefetch import Prefetch, Window
+from .topic_choice import TOPICS_MAX, TopicChoice, topic_choice
+from .topic_credit import READY_IDLE, share_of_topic
+from .topic_legs import PASSING, Chosen, Leg, LegHost, More, TopicLegs
+from .topic_list import TopicList
 
 log = logging.getLogger("zsq")
 
 TELL_NS: Final = 20_000_000  # how long plain finishes may wait before they are sent
-CONFIRM_NS: Final = 1_000_000_000  # how long sent finishes may wait until they are confirmed
 # While delivered messages still wait for the user, finishes are sent only when their number reaches
 # 1/4 of the ready count. This causes fewer wake-ups.
 TELL_SHARE: Final = 4
@@ -64,170 +58,16 @@ CLOSED: Final = (
     "the consumer of this message is closed; the message was returned to the channel and is "
     "delivered again"
 )
-WORDS_MAX: Final = 5_000  # the most protocol messages that are sent before the socket is drained
-# With the largest window, a consumer holds at least so many messages of each part. With fewer, the
-# broker would cut blocks of 1,000 messages, which costs more than to deliver them.
-READY_OF_PART: Final = 1_000
 FAREWELL_MS: Final = 1_000  # how long a closed consumer may still send its last answers
-SOON_NS: Final = 50_000_000  # when to ask again which parts to subscribe to, if it was not known
-
-# Refusals that may pass without a change of the program or of its permissions.
-PASSING: Final = AGAIN | {
-    E_BUCKET,
-    E_CLOSED,
-    E_DISK_FULL,
-    E_IN_USE,
-    E_INTERNAL,
-    E_LIMIT,
-    E_TIMEOUT,
-    E_TOPIC_FAILED,
-    E_TOPIC_FULL,
-}
-
-Chosen = Callable[[Spread], Collection[int] | None]
-"""Returns the numbers of the parts to subscribe to, or None if they are not known yet."""
+BUSY_NS: Final = 1_000_000_000  # so long after its last delivery, a topic counts as busy
+REFUSED_NS: Final = 60_000_000_000  # when a pattern tries a topic again that has refused it
 
 
-def share_of(ready: int, count: int) -> int:
-    """Return how many messages a consumer may hold of each part of a topic with `count` parts."""
-    if not ready:
-        return 0
-    share = max(1, ready // count)
-    return max(share, READY_OF_PART) if ready == READY_MOST else share
+class ConsumerEngine(LegHost):
+    """The engine of one consumer, which receives from the channel of this name in each topic.
 
-
-class Leg:
-    """The subscription to a topic, or to one part of it: a session, and the peer of its link."""
-
-    def __init__(
-        self,
-        engine: ConsumerEngine,
-        topic: str,
-        channel: str,
-        session: ConsumerSession,
-        settings: Mapping[str, object],
-    ) -> None:
-        self.engine = engine
-        self.session = session
-        part = part_of(topic)
-        session.part = None if part is None else part[1]
-        self.target = Target("channel", topic, channel, settings=settings)
-        self.link = Link(engine, engine.rotation, self.target, self)
-        self.link.heartbeat_ms = self._heartbeat_ms()
-        self.link.expects = lambda: bool(session.confirms)
-        self._known = False  # True after the subscription was accepted once
-        self._compared = False
-        self._confirm_ns = FAR_NS  # when the finishes sent so far are to be confirmed
-        self.link.passing = engine.passing
-        engine.add(self.link)
-
-    def stay(self) -> None:
-        """Never go to another broker, and do not create the channel again after it was deleted."""
-        self.link.stays = True
-        self.link.busy = lambda: not self._known
-
-    def tell(self, now_ns: int) -> None:
-        """Send the answers that were gathered."""
-        session, link = self.session, self.link
-        if not link.up:
-            if session.dirty:
-                session.collect()  # the leases are void now, so this counts the finishes as stale
-            return
-        if now_ns >= self.confirm_at(now_ns):
-            session.barrier()
-            self._confirm_ns = FAR_NS
-        words = session.collect()
-        session.report(now_ns)
-        while words and link.up:
-            for _ in range(min(len(words), WORDS_MAX)):
-                link.send([b"", encode(words.popleft())], now_ns)
-            link.receive(now_ns)
-            words = session.collect()
-        self.engine.sooner(self.confirm_at(now_ns))
-
-    def confirm_at(self, now_ns: int) -> int:
-        """Return when a confirmation is due, or FAR_NS.
-
-        Without it, a consumer that does not flush would call all finishes since its start
-        unconfirmed when its link is lost.
-        """
-        session = self.session
-        sent = session.unconfirmed and not session.confirms
-        if not self.link.up or not (session.next_confirm.wanted or sent):
-            return FAR_NS
-        self._confirm_ns = min(self._confirm_ns, now_ns + CONFIRM_NS)
-        return self._confirm_ns
-
-    # Incoming messages: the link's peer
-
-    def greeting(self) -> Wire:
-        return self.session.begin(self._heartbeat_ms())
-
-    def _heartbeat_ms(self) -> int:
-        return self.engine.wanted_heartbeat_ms or self.link.given.heartbeat_ms
-
-    def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
-        if type(message) is Recall:
-            if self.engine.limit != 0:  # with 0, nothing is held but a probe that was just taken
-                self.engine.give_back(self, message.count)
-            return Reaction.NOTHING
-        reaction = self.session.on_word(message, blocks, now_ns)
-        if self.engine.limit == 0 and (arrived := self.session.arrived):  # it was on its way
-            # No more than that, because the probe may still wait for its handler.
-            self.engine.give_back(self, sum(delivery.block.count for delivery in arrived))
-        return reaction
-
-    def on_up(self, now_ns: int) -> None:
-        self.link.heartbeat_ms = self.session.heartbeat_ms
-        self._confirm_ns = FAR_NS
-        self.session.node = self.link.opened.get("node", 0)
-        self._known = True
-        self._compare(self.link.opened.get("settings"))
-        # The channel has a place for this consumer. If the next link is refused with E_LIMIT, the
-        # lost link of this consumer still holds the place.
-        self.link.passing = self.engine.passing | {E_LIMIT}
-        self.engine.error = None
-        self.engine.reached_leg(self)
-        self.tell(now_ns)
-
-    def _compare(self, settings: object) -> None:
-        """Warn, once, about settings that have no effect because the channel existed before."""
-        if self._compared or not isinstance(settings, dict):
-            return
-        self._compared = True
-        wanted = [
-            (row.name, self.target.settings.get(row.name))
-            for row in CHANNEL
-            if row.name in settings and not row.fixed
-        ]
-        differ = [
-            f"{name} {settings[name]!r}, not {value!r}"
-            for name, value in wanted
-            if value is not None and settings[name] != value
-        ]
-        if differ:
-            text = (
-                "channel %s/%s already existed and has %s; the settings of this consumer do "
-                "not change it (use `zsq channel set`)"
-            )
-            log.warning(text, self.target.topic, self.target.channel, ", ".join(differ))
-
-    def on_received(self, now_ns: int) -> None:
-        """Do nothing, because the user decides when to answer."""
-
-    def on_lost(self) -> None:
-        self.session.lost()
-        self.engine.lost(self)
-
-    def on_refused(self, error: ZsqError) -> None:
-        self.engine.refused(self, error)
-
-
-class ConsumerEngine(Engine):
-    """The engine of one consumer of one channel.
-
-    It has one leg, or one for each part of the topic. `of_part` makes the session of a part, of
-    that many. Without it, a topic with parts is refused.
+    `more` makes the sessions of further topics and of parts. Without it, a topic with parts is
+    refused.
 
     With `chosen`, it subscribes only to some parts, which may be none, and never goes to another
     broker. A part that moves away is left. So is a part that is closed to consumers, until it is
@@ -237,12 +77,12 @@ class ConsumerEngine(Engine):
     def __init__(
         self,
         address: Address | Addresses,
-        topic: str,
+        topic: str | TopicChoice,
         channel: str,
         session: ConsumerSession,
         heartbeat_ms: int | None,
         settings: Mapping[str, object],
-        of_part: Callable[[int], ConsumerSession] | None = None,
+        more: More | None = None,
         chosen: Chosen | None = None,
         connect: Callable[..., LinkConnection] = LinkConnection,
         events: EventSet | None = None,
@@ -250,50 +90,75 @@ class ConsumerEngine(Engine):
         super().__init__(None, connect, events)
         self.farewell_ms = FAREWELL_MS
         self.rotation = Rotation(address)
-        self.wanted_heartbeat_ms = heartbeat_ms  # None: the default of each address
-        self._of_part = of_part
-        self._chosen = chosen
-        self.persists = False  # True if it tries again after each refusal that may pass
-        self.has_parts = False  # True if the legs are those of parts
-        self._whole = Leg(
-            self, check_name(topic), check_name(channel, "channel"), session, settings
-        )
-        self.legs = [self._whole]
+        self.wanted_heartbeat_ms = heartbeat_ms
+        self.has_more = more is not None
+        self.chosen = chosen
+        self.persists = False
         self.awaits_topic = False  # True if it waits for a topic that was deleted, if it persists
-        self._whole.link.needed = lambda: not self.has_parts
-        self._whole.link.busy = lambda: not self.has_parts
-        self.target = self._whole.target
-        self._turn = 0
-        self._ask_ns = FAR_NS  # when to ask for new parts
-        self.error: ZsqError | None = None  # the broker's refusal of the subscription
-        self.down_ns = time.monotonic_ns()  # when the last link was lost
         self.closing = False
+        self.down_ns = time.monotonic_ns()  # when the last link was lost
         # The messages refer to their consumer. A reference from here would keep a consumer alive
         # that the program has dropped.
         self._prefetch: Callable[[], Prefetch | None] = lambda: None
         self.window = Window(session.ready)
         self.extensions = Extensions()
         self.backoff: ConsumerBackoff | None = None
-        # How many more messages handlers may get. None: as many as they need.
         self.limit: int | None = None
         # A function that is called when all leases are void.
         self.on_void: Callable[[], object] = self._void
-        # A function that is called when all leases of one part are void.
+        # A function that is called when all leases of one topic or part are void.
         self.on_part_void: Callable[[ConsumerSession], object] = lambda session: None
+        self.ready = session.ready  # how many messages may be unanswered, in all topics
+        self.choice = topic if isinstance(topic, TopicChoice) else topic_choice(topic)
+        self.channel = check_name(channel, "channel")
+        self.caption = f"{self.choice.caption}/{channel}"  # for logs
+        self.topics: list[TopicLegs] = []
+        self.legs: list[Leg] = []
+        self._more = more
+        self._settings = settings
+        self._error: ZsqError | None = None  # a refusal of the consumer as a whole
+        self._over = ""  # why no message can be answered any more
+        self._turn = 0
+        self._shared_ns = 0  # when the credit was divided among the topics last
+        self._left_stale = self._left_missed = 0  # the counts of topics and parts that were left
+        self._is_accepted = False  # True if a topic has accepted this consumer
+        # Topics that a pattern matches, and that have refused this consumer: why, and until when
+        # they are left out.
+        self._refused: dict[str, tuple[str, int]] = {}
+        self._is_full = False  # True after a warning that too many topics match
+        self._list: TopicList | None = None
+        if self.choice.pattern is not None:
+            self._list = TopicList(
+                self, self.rotation, self.passing, self._heard, self._refused_list
+            )
+        for number, name in enumerate(self.choice.names):
+            self._add_topic(name, session if number == 0 else self.new_session(session.ready))
+        if not self._is_single:
+            self._share(time.monotonic_ns(), exactly=True)
+
+    @property
+    def _is_single(self) -> bool:
+        """True if it receives from one topic, whose name the program has given."""
+        return self._list is None and len(self.topics) == 1
 
     @property
     def session(self) -> ConsumerSession:
-        """The session of a topic without parts."""
-        return self._whole.session
+        """The session of a single topic without parts."""
+        return self.topics[0].whole.session
 
     @property
     def link(self) -> Link:
-        """The link to a topic without parts."""
-        return self._whole.link
+        """The link to a single topic without parts."""
+        return self.topics[0].whole.link
 
     @property
-    def _first(self) -> Leg:
-        return self.legs[0] if self.legs else self._whole
+    def has_parts(self) -> bool:
+        """True if the legs of a single topic are those of parts."""
+        return self.topics[0].has_parts
+
+    def _every_leg(self) -> list[Leg]:
+        """Return the legs, and those that only ask for parts."""
+        return [leg for topic in self.topics for leg in topic.every_leg()]
 
     def use(self, prefetch: Prefetch, window: Window) -> None:
         """Let this prefetch hold what the program has not taken, and ask for as much as `window`
@@ -310,15 +175,12 @@ class ConsumerEngine(Engine):
         self.prefetch.clear()
 
     def start(self) -> None:
-        """Start the links, unless a refusal must be raised first.
-
-        The refusal comes first. Otherwise each call would start an attempt, and the next call would
-        raise its refusal.
-        """
-        if self.error is None:
-            now_ns = time.monotonic_ns()
-            for leg in list(self.legs):
-                leg.link.start(now_ns)
+        """Start the links, except those of topics whose refusal must be raised first."""
+        now_ns = time.monotonic_ns()
+        if self._list is not None and self._error is None:
+            self._list.start(now_ns)
+        for topic in self.topics:
+            topic.start(now_ns)
 
     def persist(self, *, awaits_topic: bool) -> None:
         """Try again after each refusal that may pass, and do not raise it.
@@ -328,17 +190,123 @@ class ConsumerEngine(Engine):
         """
         self.persists = True
         self.awaits_topic = awaits_topic
-        if self.error is not None and self.error.code in PASSING:
-            self.error = None  # it came before a call could raise it
-        for leg in [self._whole, *self.legs]:
-            leg.link.passing |= PASSING
+        if self._error is not None and self._error.code in PASSING:
+            self._error = None
+        if self._list is not None:
+            self._list.link.passing |= PASSING
+        for topic in self.topics:
+            topic.persist()
+
+    # Topics
+
+    def new_session(self, ready: int) -> ConsumerSession:
+        assert self._more is not None
+        session = self._more(ready)
+        session.over = self._over
+        session.backoff = self.backoff
+        return session
+
+    def _add_topic(self, name: str, session: ConsumerSession) -> TopicLegs:
+        target = Target("channel", name, self.channel, settings=self._settings)
+        topic = TopicLegs(self, target, session, is_listed=self._list is not None)
+        self.topics.append(topic)
+        self.legs_changed()
+        return topic
+
+    def _leave_topic(self, topic: TopicLegs) -> None:
+        topic.leave()
+        self.topics.remove(topic)
+        self.legs_changed()
+
+    def legs_changed(self) -> None:
+        self.legs = [leg for topic in self.topics for leg in topic.legs]
+
+    def ask_parts(self) -> None:
+        """Ask now for the parts of topics with parts, and not only when it is due."""
+        for topic in self.topics:
+            topic.ask_parts()
+
+    def accepted(self, topic: TopicLegs) -> None:
+        self._is_accepted = True
+        self._refused.pop(topic.target.topic, None)
+
+    def refused_topic(self, topic: TopicLegs, error: ZsqError) -> None:
+        """Note a refusal, which is to be raised. A pattern leaves the topic out for a while."""
+        if self._list is None or isinstance(error, BrokerUnreachable):
+            topic.error = self._named(topic, error)
+            return
+        name, why = topic.target.topic, error.text
+        if self._refused.get(name, ("", 0))[0] != why:
+            text = "%s: topic %s is left out, because the broker refuses it: %s"
+            log.warning(text, self.caption, name, error)
+        self._refused[name] = why, time.monotonic_ns() + REFUSED_NS
+        self._leave_topic(topic)
+        if not self.topics and not self._is_accepted:
+            self._error = self._named(topic, error)
+
+    def _named(self, topic: TopicLegs, error: ZsqError) -> ZsqError:
+        """Return the error. It names the topic, if there are several."""
+        if self._is_single or repr(topic.target.topic) in error.text:
+            return error
+        return from_wire(error.code, f"topic {topic.target.topic!r}: {error.text}")
+
+    def deleted_topic(self, topic: TopicLegs, error: ZsqError) -> None:
+        if self._list is not None:
+            if is_channel_missing(error.text):  # the broker creates no channel at first use
+                self.refused_topic(topic, error)
+                return
+            self._leave_topic(topic)
+            self._list.ask_soon(time.monotonic_ns())
+        elif self.persists and self.awaits_topic:
+            topic.await_topic(error)
+        else:
+            topic.error = self._named(topic, error)
+
+    def _heard(self, names: Sequence[str]) -> None:
+        """Follow the topics that match the pattern now. `names` are all topics of the broker.
+
+        A topic that is missing there is left only if it has no link either. A broker that has just
+        started may not list all of its topics, and their leases must not be lost by that.
+        """
+        now_ns = time.monotonic_ns()
+        matching = self.choice.matching(names)
+        listed, known = set(matching), {topic.target.topic for topic in self.topics}
+        for topic in list(self.topics):
+            if topic.target.topic not in listed and not any(leg.link.up for leg in topic.legs):
+                self._leave_topic(topic)
+        self._refused = {name: row for name, row in self._refused.items() if name in listed}
+        new = [
+            name
+            for name in matching
+            if name not in known and now_ns >= self._refused.get(name, ("", 0))[1]
+        ]
+        room = TOPICS_MAX - len(self.topics)
+        if len(new) > room:
+            self._note_full(len(matching))
+        for name in new[: max(0, room)]:
+            self._add_topic(name, self.new_session(0)).start(now_ns)
+        if new:
+            self._share(now_ns, exactly=True)
+
+    def _note_full(self, count: int) -> None:
+        """Raise the error that too many topics match, or log it if there are topics already."""
+        text = f"pattern {self.choice.text!r} matches {count:,} topics"
+        if not self.topics:
+            why = f"{text}; a consumer receives from at most {TOPICS_MAX:,}: use several consumers"
+            self._error = UsageError(E_BAD_ARGUMENT, why)
+        elif not self._is_full:
+            log.warning("%s: %s; only %d are followed", self.caption, text, TOPICS_MAX)
+        self._is_full = True
+
+    def _refused_list(self, error: ZsqError) -> None:
+        self._error = error
 
     # Backing off
 
     def back_off_with(self, backoff: ConsumerBackoff | None) -> None:
         """Let this backoff decide from now on whether handlers get messages."""
         self.backoff = backoff
-        for leg in [self._whole, *self.legs]:
+        for leg in self._every_leg():
             leg.session.backoff = backoff
 
     def handled(self, ticket: int, outcome: Outcome) -> None:
@@ -354,14 +322,14 @@ class ConsumerEngine(Engine):
         """
         self.limit = backoff.limit
         self.sooner(backoff.until_ns)
-        place = f"{self.target.topic}/{self.target.channel}"
         if backoff.limit is None:
-            log.warning("%s: the consumer backs off no more", place)
+            log.warning("%s: the consumer backs off no more", self.caption)
             self.set_ready(self._credit())
             return
         if backoff.state is BackoffState.WAITING:
             text = "%s: backing off, because handlers fail (level %d); the next probe is in %g s"
-            log.warning(text, place, backoff.level, backoff.settings.wait_s(backoff.level))
+            wait_s = backoff.settings.wait_s(backoff.level)
+            log.warning(text, self.caption, backoff.level, wait_s)
         self._limit_ready(backoff.limit)
         if not backoff.limit:
             self.give_all_back()
@@ -373,7 +341,7 @@ class ConsumerEngine(Engine):
 
     def _limit_ready(self, limit: int) -> None:
         """Ask each leg for up to `limit` messages beyond those whose handlers work."""
-        for leg in {id(leg): leg for leg in [self._whole, *self.legs]}.values():
+        for leg in self._every_leg():
             allowed = limit and self.window.fixed != 0
             leg.session.set_ready(leg.session.unanswered + limit if allowed else 0)
         self.tell(time.monotonic_ns())
@@ -386,114 +354,51 @@ class ConsumerEngine(Engine):
         delivery.session.give_back(delivery, delivery.unanswered()[1:])
         self._obey_backoff(self.backoff, now_ns)
 
-    @property
-    def passing(self) -> frozenset[str]:
-        """The codes of refusals after which the links try again."""
-        return PASSING if self.persists else AGAIN
+    # What the legs report
 
-    # Parts
-
-    def ask_parts(self) -> None:
-        """Ask now for the parts of the topic, if it has parts, and not only when it is due."""
-        if self.has_parts:
-            self._ask_at(time.monotonic_ns())
-
-    def _ask_at(self, at_ns: int) -> None:
-        self._ask_ns = at_ns
-        self.sooner(at_ns)
-
-    def _take_parts(self, spread: Spread) -> None:
-        """Subscribe to the parts that are new."""
-        assert self._of_part is not None
-        now_ns = time.monotonic_ns()
-        every = [number for number, _ in spread.parts]
-        numbers = every if self._chosen is None else self._chosen(spread)
-        if numbers is None:
-            self._ask_at(now_ns + SOON_NS)
-            return
-        known = {leg.target.topic for leg in self.legs}
-        new = []
-        for number in sorted(numbers):
-            name = part_name(self._whole.target.topic, number)
-            if name not in known:
-                session = self._of_part(len(every))
-                session.over = self._whole.session.over
-                session.backoff = self.backoff
-                new.append(Leg(self, name, self.target.channel, session, self.target.settings))
-        self.has_parts = True
-        self.legs = [leg for leg in self.legs if leg is not self._whole] + new
-        self._ask_at(now_ns + PARTS_ASKED_NS)
-        for leg in new:
-            if self._chosen is not None:
-                leg.stay()
-            leg.link.start(now_ns)
-
-    def _leave(self, leg: Leg) -> None:
-        """Subscribe to this part no more."""
-        leg.session.lost()
-        leg.link.stop()
-        self.links.remove(leg.link)
-        self.legs.remove(leg)
-        self._lose_probe(time.monotonic_ns())
-        self.on_part_void(leg.session)
-
-    def _forget_parts(self) -> None:
-        """Go on without parts: the topic was deleted, or a topic without parts has its name."""
-        for leg in list(self.legs):
-            if leg is not self._whole:
-                self._leave(leg)
-        self.legs = [self._whole]
-        self.has_parts = False
-        self._ask_ns = FAR_NS
-
-    def _await_topic(self, error: ZsqError) -> None:
-        """Wait until the topic exists again. A client that used it does not create it."""
-        log.warning("%s: %s. Waiting until it exists", self.target, error)
-        self._whole.link.passing |= {E_NOT_FOUND}
-        self._whole.link.start(time.monotonic_ns())
-
-    def refused(self, leg: Leg, error: ZsqError) -> None:
-        """Note that the broker has refused a leg."""
-        if isinstance(error, HasParts) and self._of_part is not None:
-            if leg is self._whole:
-                self._take_parts(error.spread)
-            elif leg in self.legs:
-                self._leave(leg)
-        elif error.code == E_NOT_FOUND and (self.has_parts or leg.link.is_back):
-            if self.has_parts:
-                self._forget_parts()
-            if self.persists and self.awaits_topic:
-                self._await_topic(error)
-            else:
-                self.error = error
-        elif self._chosen is not None and error.code == E_CLOSED and leg is not self._whole:
-            if leg in self.legs:
-                self._leave(leg)
-        elif leg in self.legs:
-            self.error = error
-
-    def reached_leg(self, leg: Leg) -> None:
-        """Note that a leg is subscribed. If it is the whole topic, this has no parts any more."""
-        if leg is self._whole and self.has_parts:
-            self._forget_parts()
-
-    def lost(self, leg: Leg) -> None:
+    def lost_link(self, leg: Leg, *, is_topic: bool) -> None:
         """Note that a link was lost. If it was the only one, all leases are void.
 
-        Otherwise the messages of the other parts stay. Those of the lost part are recognized by
-        their delivery.
+        Otherwise the messages of the other legs stay. Those of the lost leg are recognized by their
+        delivery.
         """
         self.down_ns = time.monotonic_ns()
         self._lose_probe(self.down_ns)
-        if leg is not self._whole:
-            self.on_part_void(leg.session)
-        elif not self.has_parts:
+        if is_topic and self._is_single:
             self.on_void()
+        else:
+            self.on_part_void(leg.session)
+
+    def left_leg(self, leg: Leg) -> None:
+        self._left_stale += leg.session.stale
+        self._left_missed += leg.session.take_missed()
+        self._lose_probe(time.monotonic_ns())
+        self.on_part_void(leg.session)
+
+    @property
+    def error(self) -> ZsqError | None:
+        """The broker's refusal of the subscription, or of the one to a topic."""
+        errors = (topic.error for topic in self.topics if topic.error is not None)
+        return self._error or next(errors, None)
+
+    def take_error(self) -> ZsqError | None:
+        """Return a refusal of the broker, once. The next call tries again."""
+        error, self._error = self._error, None
+        if error is not None:
+            self._refused.clear()
+            if self._list is not None:
+                self._list.ask_soon(time.monotonic_ns())
+            return error
+        for topic in self.topics:
+            if topic.error is not None:
+                error, topic.error = topic.error, None
+                return error
+        return None
 
     @property
     def stale(self) -> int:
         """The number of answers that came too late."""
-        return sum(leg.session.stale for leg in self.legs)
+        return self._left_stale + sum(leg.session.stale for leg in self.legs)
 
     def say_lost(self, now_ns: int) -> None:
         """Tell the channel that the program behind this consumer was lost."""
@@ -503,7 +408,8 @@ class ConsumerEngine(Engine):
 
     def end(self, why: str) -> None:
         """Let no message be answered any more, for this reason."""
-        for leg in [self._whole, *self.legs]:
+        self._over = why
+        for leg in self._every_leg():
             leg.session.over = why
 
     # Outgoing messages
@@ -545,14 +451,14 @@ class ConsumerEngine(Engine):
             delivery.block.count for session in sessions for delivery in session.arrived
         )
         in_hand = sum(session.unanswered for session in sessions) - waiting
-        lease_s = self._first.session.message_timeout_ms / 1000
-        return self.window.credit(in_hand, lease_s)
+        lease_ms = sessions[0].message_timeout_ms if sessions else MESSAGE_TIMEOUT_MS
+        return self.window.credit(in_hand, lease_ms / 1000)
 
     def _adapt(self) -> None:
         """Ask for as many messages as the handlers need now."""
         if self.limit is not None:
             return
-        credit, now = self._credit(), self._whole.session.ready
+        credit, now = self._credit(), self.ready
         # A slightly smaller window is not worth a message.
         if credit > now or credit <= now - max(1, now // 4):
             self.set_ready(credit)
@@ -563,7 +469,9 @@ class ConsumerEngine(Engine):
         A caller that waits for a delivery, of a consumer that may hold few messages, may get none
         before this finish is sent. A thread with a pool of handlers is such a caller.
         """
-        if self.waiters and any(leg.session.ready <= READY_FEW for leg in self.legs):
+        if self.waiters and any(
+            leg.session.ready <= READY_FEW for leg in self.legs if not leg.topic.is_idle
+        ):
             self.tell(now_ns)
         else:
             self.sooner(now_ns + TELL_NS)
@@ -583,26 +491,33 @@ class ConsumerEngine(Engine):
             if self.backoff.due(now_ns):
                 self._obey_backoff(self.backoff, now_ns)
             self.sooner(self.backoff.until_ns)
-        if self._ask_ns != FAR_NS:
-            if now_ns >= self._ask_ns:
-                self._ask_ns = now_ns + PARTS_ASKED_NS
-                self._whole.link.start(now_ns)
-            self.sooner(self._ask_ns)
+        for topic in list(self.topics):
+            self.sooner(topic.on_time(now_ns))
+        if self._list is not None:
+            self.sooner(self._list.on_time(now_ns))
+        if not self._is_single:
+            self.sooner(self._share(now_ns))
 
-    def _leg_of(self, delivery: LeasedBlock) -> Leg:
-        """Return the leg on which this delivery arrived, or one that cannot answer it."""
-        legs = (leg for leg in self.legs if leg.session is delivery.session)
-        return next(legs, self._whole)
+    def _tell_leg_of(self, delivery: LeasedBlock, now_ns: int) -> None:
+        """Send the answers of the leg on which this delivery arrived, if it was not left."""
+        for leg in self.legs:
+            if leg.session is delivery.session:
+                leg.tell(now_ns)
+                return
 
     # For waiting callers
 
     @property
     def open(self) -> bool:
         """True if all legs are subscribed."""
-        return all(leg.session.state is ConsumerState.OPEN for leg in self.legs)
+        is_known = self._list is None or self._list.is_known
+        return is_known and all(leg.session.state is ConsumerState.OPEN for leg in self.legs)
 
     def _is_ready(self) -> bool:
-        """Return True if all legs are subscribed that can be. At least one must be."""
+        """Return True if all legs are subscribed that can be. At least one must be.
+
+        A pattern may match no topic.
+        """
         if self.open:
             return True
         left = [leg for leg in self.legs if leg.session.state is not ConsumerState.OPEN]
@@ -611,7 +526,8 @@ class ConsumerEngine(Engine):
     @property
     def up(self) -> int:
         """The number of links that are up."""
-        return sum(leg.link.up for leg in self.legs)
+        is_listing = self._list is not None and self._list.link.up
+        return sum(leg.link.up for leg in self.legs) + is_listing
 
     @property
     def arrived(self) -> bool:
@@ -626,15 +542,16 @@ class ConsumerEngine(Engine):
         place of a consumer whose link was lost becomes free only after two heartbeats.
         """
         seconds = check_timeout(timeout)
-        if self._full() is not None and not (self.persists and seconds is None):
-            seconds = max(seconds or 0.0, 3 * self._first.link.heartbeat_ms / 1_000)
+        full = self._full()
+        if full is not None and not (self.persists and seconds is None):
+            seconds = max(seconds or 0.0, 3 * full.link.heartbeat_ms / 1_000)
         return FAR_NS if self.up or seconds is None else self.down_ns + int(seconds * 1e9)
 
-    def _full(self) -> ZsqError | None:
-        refusals = [leg.link.refusal for leg in self.legs]
-        return next(
-            (error for error in refusals if error is not None and error.code == E_LIMIT), None
-        )
+    def _full(self) -> Leg | None:
+        """Return a leg whose channel has no place for this consumer, or None."""
+        refusals = [(leg, leg.link.refusal) for leg in self.legs]
+        full = (leg for leg, error in refusals if error is not None and error.code == E_LIMIT)
+        return next(full, None)
 
     def news(self, was_up: int) -> bool:
         """Return True if a caller that waits for a delivery must check again."""
@@ -642,7 +559,7 @@ class ConsumerEngine(Engine):
 
     def raise_refused(self) -> None:
         """Raise the broker's refusal, once. The next call tries again."""
-        error, self.error = self.error, None
+        error = self.take_error()
         if error is not None:
             raise error
 
@@ -657,11 +574,16 @@ class ConsumerEngine(Engine):
             raise self.too_late(timeout, "no link to")
 
     def too_late(self, timeout: float | None, what: str) -> ZsqError:
-        late = f"{what} {self.target} at {self.rotation.url} within {format_timeout(timeout)}"
+        links = [leg.link for leg in self.legs or self._every_leg()]
+        if self._list is not None:
+            links.insert(0, self._list.link)
+        link = next((link for link in links if not link.up), links[0])
+        target = self.topics[0].target if self._is_single else link.target
+        place = f"the topics {self.caption}" if target.kind == "supervisor" else str(target)
+        late = f"{what} {place} at {self.rotation.url} within {format_timeout(timeout)}"
         refusal = self.rotation.refusal()
         if refusal is not None:
             return from_wire(refusal.code, f"{late}: {refusal.text}")
-        link = next((leg.link for leg in self.legs if not leg.link.up), self._first.link)
         why = link.why() or link.state.value
         return BrokerUnreachable(E_TIMEOUT, f"{late} ({why}). {advice()}")
 
@@ -672,7 +594,8 @@ class ConsumerEngine(Engine):
 
         They are subscribed when it answers. Without any leg, the wait goes on.
         """
-        self.error = None
+        while self.take_error() is not None:
+            pass
         self.start()
         ready = yield (
             lambda: self._is_ready() or self.error is not None or closing(),
@@ -705,7 +628,9 @@ class ConsumerEngine(Engine):
             return None
         self.start()
         if not self.arrived or any(
-            leg.session.untold >= leg.session.ready // TELL_SHARE for leg in self.legs
+            leg.session.untold >= leg.session.ready // TELL_SHARE
+            for leg in self.legs
+            if not leg.topic.is_idle
         ):
             self.tell(time.monotonic_ns())
         if not self.arrived:
@@ -744,12 +669,12 @@ class ConsumerEngine(Engine):
         return None
 
     def _next(self) -> LeasedBlock | None:
-        """Return the next delivery. The parts take turns."""
-        for _ in self.legs:
-            self._turn = (self._turn + 1) % len(self.legs)
-            arrived = self.legs[self._turn].session.arrived
-            if arrived:
-                return arrived.popleft()
+        """Return the next delivery. The topics take turns, and then the parts of each topic."""
+        for _ in self.topics:
+            self._turn = (self._turn + 1) % len(self.topics)
+            delivery = self.topics[self._turn].next()
+            if delivery is not None:
+                return delivery
         return None
 
     def _begin_alone(self, delivery: LeasedBlock, closing: Callable[[], bool]) -> Steps[bool]:
@@ -779,7 +704,7 @@ class ConsumerEngine(Engine):
         sessions = [leg.session for leg in self.legs]
         with contextlib.suppress(LeaseLost):  # the sessions count lost leases; see below
             yield from self._confirmed([session.barrier() for session in sessions], timeout)
-        if missed := sum(session.take_missed() for session in sessions):
+        if missed := self._take_missed():
             raise LeaseLost(
                 E_LEASE,
                 (
@@ -797,22 +722,63 @@ class ConsumerEngine(Engine):
             if confirm.error is not None:
                 raise confirm.error
 
+    def _take_missed(self) -> int:
+        missed, self._left_missed = self._left_missed, 0
+        return missed + sum(leg.session.take_missed() for leg in self.legs)
+
+    # Credit
+
     def set_ready(self, ready: int) -> None:
-        """Change how many messages may be unanswered. The parts of a topic share the number."""
+        """Change how many messages may be unanswered. Topics and parts share the number."""
+        self.ready = ready
         if self.limit is not None:
             self._limit_ready(self.limit)
-            return
-        self._whole.session.set_ready(ready)
-        for leg in self.legs:
-            if leg is not self._whole:
-                leg.session.set_ready(share_of(ready, len(self.legs)))
+        elif self._is_single:
+            self.topics[0].set_ready(ready)
+        else:
+            self._share(time.monotonic_ns(), exactly=True)
         self.tell(time.monotonic_ns())
+
+    def woke(self, topic: TopicLegs) -> None:
+        """Divide the credit anew, because an idle topic has messages."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._shared_ns >= TELL_NS:
+            self.sooner(self._share(now_ns))
+        else:
+            self.sooner(self._shared_ns + TELL_NS)
+
+    def _share(self, now_ns: int, *, exactly: bool = False) -> int:
+        """Divide the credit among the topics. Return when to do that again.
+
+        A share that is only a little larger is not worth a message, except with `exactly`.
+        """
+        self._shared_ns = now_ns
+        if self.limit is not None:
+            if exactly:
+                self._limit_ready(self.limit)
+            return FAR_NS
+        busy: list[int] = []
+        again_ns = FAR_NS
+        for topic in self.topics:
+            unanswered, idle_ns = topic.unanswered, topic.delivered_ns + BUSY_NS
+            topic.is_idle = not unanswered and now_ns >= idle_ns and len(self.topics) > 1
+            if not topic.is_idle:
+                busy.append(unanswered)
+                again_ns = min(again_ns, idle_ns if idle_ns > now_ns else now_ns + BUSY_NS)
+        share = share_of_topic(self.ready, busy)
+        for topic in self.topics:
+            ready = min(READY_IDLE, self.ready) if topic.is_idle else share
+            if exactly or ready < topic.ready or ready - topic.ready > topic.ready // 4:
+                topic.set_ready(ready)
+                for leg in list(topic.legs):
+                    leg.tell(now_ns)
+        return again_ns
 
     def requeue(
         self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
     ) -> None:
         delivery.session.requeue(delivery, indexes, delay_ms, error)
-        self._leg_of(delivery).tell(time.monotonic_ns())
+        self._tell_leg_of(delivery, time.monotonic_ns())
 
     def touch(self, delivery: LeasedBlock) -> None:
         self._touch(delivery, None)
@@ -820,15 +786,17 @@ class ConsumerEngine(Engine):
     def _touch(self, delivery: LeasedBlock, indexes: Sequence[int] | None) -> None:
         now_ns = time.monotonic_ns()
         self.prefetch.note_taken()
-        self._leg_of(delivery).tell(now_ns)  # what was begun must be known before it is extended
+        self._tell_leg_of(delivery, now_ns)  # what was begun must be known before it is extended
         delivery.session.touch(delivery, now_ns, indexes)
-        self._leg_of(delivery).tell(now_ns)
+        self._tell_leg_of(delivery, now_ns)
 
     def conclude(self, timeout: float) -> Steps[None]:
         yield from self.leave(lambda: True, deadline_of(timeout))
 
     def leave(self, idle: Callable[[], bool], deadline_ns: int) -> Steps[None]:
         """Take no more messages, wait until the handlers are `idle`, and confirm the finishes."""
+        if self._list is not None:
+            self._list.link.stop()
         sessions = [leg.session for leg in self.legs]
         try:
             for session in sessions:
@@ -840,11 +808,12 @@ class ConsumerEngine(Engine):
             self.tell(time.monotonic_ns())
             yield (lambda: all(confirm.done for confirm in confirms), deadline_ns)
             # This includes finishes that were lost since the last flush. Nothing else reports them.
-            if missed := sum(session.take_missed() + session.unconfirmed for session in sessions):
+            unconfirmed = sum(session.unconfirmed for session in sessions)
+            if missed := self._take_missed() + unconfirmed:
                 text = (
                     "%s: consumer closed, but %d finishes were not confirmed or arrived too "
                     "late; those messages may be delivered again"
                 )
-                log.warning(text, f"{self.target.topic}/{self.target.channel}", missed)
+                log.warning(text, self.caption, missed)
         finally:
             self.end(CLOSED)

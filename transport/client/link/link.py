@@ -172,6 +172,8 @@ class Link:
         # True if this link never goes to the broker that has the part. It is then refused with
         # `HasParts`.
         self.stays = False
+        # True if the broker listed the topic. This link does not create it if it was deleted since.
+        self.is_listed = False
         # True if this link was up before, or was refused because the topic has parts. A failed
         # handshake may then be temporary, for example while the broker's keys are changed.
         self._known = False
@@ -499,11 +501,11 @@ class Link:
 
     @property
     def is_back(self) -> bool:
-        """True if this link used its topic before. It does not create the topic if it was deleted.
+        """True if the topic is known to have existed. This link does not create it again.
 
         A gateway does, because its links serve clients that come and go.
         """
-        return self._known and not self.address.by
+        return (self._known or self.is_listed) and not self.address.by
 
     @property
     def waits(self) -> bool:

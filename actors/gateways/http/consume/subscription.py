@@ -154,7 +154,7 @@ class HttpSubscription:
         self._is_planned = False
         self._loop = asyncio.get_running_loop()
 
-        def session(count: int = 1) -> ConsumerSession:
+        def session(ready: int = 0) -> ConsumerSession:
             return ConsumerSession(0, lease_ms, label)
 
         self._engine = ConsumerEngine(
@@ -313,7 +313,7 @@ class HttpSubscription:
         """Carry out what the engine has received."""
         if self.is_closed:
             return
-        error, self._engine.error = self._engine.error, None
+        error = self._engine.take_error()
         if error is not None:
             self.close(error)
             return

@@ -19,7 +19,7 @@ from zsq.actors.gateways.nsq.subscription import Subscription
 from zsq.actors.gateways.nsq.trunks import Trunks
 from zsq.transport.block.block import pack, with_place
 from zsq.transport.client.core.consumer_session import ALL, ConsumerSession
-from zsq.transport.client.core.subscription import Leg
+from zsq.transport.client.core.topic_legs import Leg
 from zsq.transport.errors import E_NOT_FOUND, E_TIMEOUT, NotFound, ZsqError
 from zsq.transport.nsq.wire import id_base, message_ids
 from zsq.transport.wire.protocol import (

@@ -21,7 +21,8 @@ from zsq.transport.client.core.pieces import rows_of
 from zsq.transport.client.core.producer_engine import ProducerEngine, flat
 from zsq.transport.client.core.producer_session import PendingBlock
 from zsq.transport.client.core.redrive import Origin
-from zsq.transport.client.core.subscription import SOON_NS, ConsumerEngine
+from zsq.transport.client.core.subscription import ConsumerEngine
+from zsq.transport.client.core.topic_legs import SOON_NS
 from zsq.transport.errors import (
     E_CLOSED,
     E_FORBIDDEN,
@@ -355,7 +356,7 @@ def test_a_publish_fails_when_all_parts_are_closed(engine: ProducerEngine) -> No
 def consumer() -> Iterator[ConsumerEngine]:
     made = ConsumerEngine(
         parse_all(A, transport="tcp"), "t", "c", ConsumerSession(100), None, {},
-        lambda count: ConsumerSession(100 // count),
+        ConsumerSession,
     )  # fmt: skip
     yield made
     made.stop()
@@ -424,7 +425,7 @@ def test_a_deleted_topic_ends_the_subscription_of_all_parts(consumer: ConsumerEn
 
 
 def test_a_consumer_that_cannot_use_parts_says_so(consumer: ConsumerEngine) -> None:
-    consumer._of_part = None
+    consumer.has_more = False
     consumer.legs[0].on_refused(HasParts(spread(2)))
     with pytest.raises(HasParts, match="E_PARTS"):
         consumer.raise_refused()
@@ -449,7 +450,7 @@ def local() -> Iterator[ConsumerEngine]:
     """Return a consumer of the parts of broker 0."""
     made = ConsumerEngine(
         parse_all(A, transport="tcp"), "t", "c", ConsumerSession(100), None, {},
-        lambda count: ConsumerSession(1), lambda spread: [n for n, broker in spread.parts if broker == 0],
+        lambda ready: ConsumerSession(1), lambda spread: [n for n, broker in spread.parts if broker == 0],
     )  # fmt: skip
     yield made
     made.stop()
@@ -472,7 +473,7 @@ def test_a_local_consumer_without_parts_is_open_and_asks_again(local: ConsumerEn
     assert (local.has_parts, local.legs, local.open, local.up) == (True, [], True, 0)
     local.unreachable(1.0)
     assert "no link" in local.too_late(1.0, "no link to").text
-    assert local._ask_ns <= time.monotonic_ns() + PARTS_ASKED_NS
+    assert local.topics[0].ask_ns <= time.monotonic_ns() + PARTS_ASKED_NS
     whole.on_refused(HasParts(spread(1)))
     assert names(local) == ["t#0"]
     assert not local.open
@@ -481,7 +482,7 @@ def test_a_local_consumer_without_parts_is_open_and_asks_again(local: ConsumerEn
 def test_a_consumer_that_does_not_know_its_parts_yet_asks_again_soon() -> None:
     made = ConsumerEngine(
         parse_all(A, transport="tcp"), "t", "c", ConsumerSession(100), None, {},
-        lambda count: ConsumerSession(1), lambda spread: None,
+        lambda ready: ConsumerSession(1), lambda spread: None,
     )  # fmt: skip
     try:
         whole = made.legs[0]

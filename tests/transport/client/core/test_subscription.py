@@ -13,16 +13,17 @@ from typing import Any, cast
 import pytest
 
 import zsq
-from zsq.transport.client.core import subscription
+from zsq.transport.client.core import subscription, topic_legs
 from zsq.transport.client.core.confirm import Confirm
 from zsq.transport.client.core.consumer_backoff import BackoffState, ConsumerBackoff, Outcome
 from zsq.transport.client.core.consumer_session import ConsumerSession
-from zsq.transport.client.core.subscription import ConsumerEngine, Leg
+from zsq.transport.client.core.subscription import ConsumerEngine
 from zsq.transport.client.link.link_table import LinkState
 from zsq.transport.client.link.reaction import Reaction
 from zsq.transport.errors import E_CLOSED, Refused
 from zsq.transport.wire.address import parse
-from zsq.transport.wire.protocol import Bye, Fin
+from zsq.transport.wire.protocol import Bye, Fin, Spread
+from zsq.transport.wire.spread import HasParts
 
 
 def test_a_refusal_is_told_before_the_next_attempt(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_news_are_taken_in_between_many_answers(
     """The client must receive while it sends many finishes. Otherwise the channel's replies would
     fill the pipe, and a lost link would be noticed only after the last finish.
     """
-    monkeypatch.setattr(subscription, "WORDS_MAX", 10)
+    monkeypatch.setattr(topic_legs, "WORDS_MAX", 10)
     done: list[str] = []
 
     def receive(now_ns: int) -> None:
@@ -135,16 +136,19 @@ def test_a_probe_that_waits_for_its_handler_is_not_given_back(
 
 def test_a_probe_of_a_part_that_is_left_is_repeated(tmp_path: Path) -> None:
     """Its handler may never begin."""
-    engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", ConsumerSession(1), None, {})
-    part = Leg(engine, "t#0", "c", ConsumerSession(1), {})
-    engine.legs.append(part)
+    engine = ConsumerEngine(
+        parse(f"ipc://{tmp_path}"), "t", "c", ConsumerSession(1), None, {}, ConsumerSession
+    )
+    spread = Spread(1, "t", "u", ((0, 1),), ((1, ("tcp://127.0.0.1:1",)),))
+    engine.legs[0].on_refused(HasParts(spread))
+    (part,) = engine.legs
     backoff = ConsumerBackoff(zsq.Backoff(failures=1))
     engine.back_off_with(backoff)
     backoff.ended(backoff.ticket, Outcome.FAILURE, 0)
     backoff.due(backoff.until_ns)
     backoff.taken(0)
     before = backoff.state
-    engine._leave(part)
+    part.on_refused(HasParts(spread))
     assert before is BackoffState.TESTING
     assert backoff.state is BackoffState.WAITING
     engine.stop()
