@@ -27,7 +27,13 @@ from typing import Any, Final, NamedTuple, TypedDict
 from ...transport.errors import E_BAD_KEY, E_FENCED, E_FORBIDDEN, E_STANDBY
 from ...transport.names import part_name, part_of
 from ...transport.reports import BrokerStats
-from ...transport.wire.answers import ClusterAnswer, ClusterBroker, ClusterTopic, OverviewAnswer
+from ...transport.wire.answers import (
+    ClusterAnswer,
+    ClusterBroker,
+    ClusterTopic,
+    OverviewAnswer,
+    places_of,
+)
 
 PRIMARY: Final = "primary"
 STANDBY: Final = "standby"
@@ -232,7 +238,7 @@ def merge(
     """Return the report. `answers` are by the numbers of the brokers in the directory."""
     counts: dict[int, int] = {}
     for topic in directory["topics"]:
-        for number in topic["parts"]:
+        for number in places_of(topic).values():
             counts[number] = counts.get(number, 0) + 1
     rows, seen = [], {}
     for broker in directory["brokers"]:
@@ -329,7 +335,7 @@ def topic_row(topic: ClusterTopic, seen: Mapping[int, Seen | None]) -> TopicRow:
     """Return the row of a topic with a row for each of its parts."""
     parts: list[PartRow] = []
     channels: dict[str, int] = {}
-    for part, broker in enumerate(topic["parts"]):
+    for part, broker in places_of(topic).items():
         name, of_broker = part_name(topic["topic"], part), seen.get(broker)
         seen_part = of_broker.parts.get(name) if of_broker is not None else None
         row: PartRow = {

@@ -15,6 +15,7 @@ removed. Everybody who reads the same entries gets the same view.
 | ready | that other broker lives, and is ready to take the part |
 | give | the broker that had a part has released it, and another one has it now |
 | taken | that other one has all of the part in its own bucket |
+| remove part | a closed part is deleted; its number is not used again |
 | remove | a topic and all its parts are deleted |
 
 An entry may be *void*: nobody obeys it. `Directory.objection` says which entries are void. This
@@ -26,6 +27,10 @@ The *hold* of a part is the number of times that it was given. A `move` names th
 about, and a `give` the next one. So the first `give` of a hold counts, and later ones are void.
 Only the broker that has a part gives it, after its own bucket has that it did. So the directory
 grants nothing that the log of that broker does not grant (tests/models/parts_model.py).
+
+A `remove part` counts only while the part is closed, does not move, and another part is open. So
+the order of the entries decides between a removal and an `open`, a `move`, or the removal of
+another part. None of them needs a lock.
 
 The rules of void entries are part of the format. A change of them needs a new version. A reader
 stops at an entry of an unknown version or kind, because it cannot know what the entry changes.
@@ -39,8 +44,10 @@ from typing import Any, Final, NamedTuple, Self
 from ...transport.errors import (
     E_BAD_ARGUMENT,
     E_BAD_NAME,
+    E_CLOSING,
     E_EXISTS,
     E_LIMIT,
+    E_NOT_EMPTY,
     E_NOT_FOUND,
     UsageError,
 )
@@ -152,6 +159,16 @@ class TakenEntry(NamedTuple):
     hold: int
 
 
+class RemovePartEntry(NamedTuple):
+    """A part is deleted. Its log ended before the offset `end`. `hold`: its hold at this time."""
+
+    id: str
+    uuid: str
+    part: int
+    hold: int
+    end: int
+
+
 class RemoveEntry(NamedTuple):
     """The topic with this uuid is deleted."""
 
@@ -167,7 +184,7 @@ class Unusable(NamedTuple):
 
 Entry = (
     BrokerEntry | TopicEntry | PartEntry | CloseEntry | OpenEntry | MoveEntry | ReadyEntry
-    | GiveEntry | TakenEntry | RemoveEntry
+    | GiveEntry | TakenEntry | RemovePartEntry | RemoveEntry
 )  # fmt: skip
 _Move = MoveEntry | ReadyEntry | GiveEntry | TakenEntry
 _NAMES: Final[Mapping[type[Entry], str]] = {
@@ -180,6 +197,7 @@ _NAMES: Final[Mapping[type[Entry], str]] = {
     ReadyEntry: "ready",
     GiveEntry: "give",
     TakenEntry: "taken",
+    RemovePartEntry: "remove part",
     RemoveEntry: "remove",
 }
 _KINDS: Final[Mapping[str, type[Entry]]] = {name: kind for kind, name in _NAMES.items()}
@@ -274,6 +292,7 @@ _CHECKS: Final = {
     "addresses": _addresses,
     "bucket": _url,
     "hold": _count,
+    "end": _count,
     "log": _hex,
     "tick": _count,
     "settings": _settings,
@@ -309,10 +328,11 @@ FIRST_HOLD: Final = Hold()
 
 
 class PartedTopic(NamedTuple):
-    """A topic with parts. `parts` has the number of the broker of each part.
+    """A topic with parts. `parts` has the number of the broker of each part, and NOBODY for each
+    part that was removed.
 
     `closed`: the numbers of the parts that take no more messages. `holds`: the parts with another
-    hold than FIRST_HOLD.
+    hold than FIRST_HOLD. `ends`: the parts that were removed, and where their logs ended.
     """
 
     topic: str
@@ -321,9 +341,22 @@ class PartedTopic(NamedTuple):
     settings: Mapping[str, Any]
     closed: frozenset[int] = frozenset()
     holds: Mapping[int, Hold] = {}
+    ends: Mapping[int, int] = {}
 
     def hold(self, part: int) -> Hold:
         return self.holds.get(part, FIRST_HOLD)
+
+    @property
+    def places(self) -> Mapping[int, int]:
+        """The parts that were not removed, and the numbers of their brokers."""
+        return {part: at for part, at in enumerate(self.parts) if at != NOBODY}
+
+    def why_missing(self, part: int) -> str:
+        """Return why there is no part with this number, or "" if there is one."""
+        if part in self.ends:
+            return f"part {part_name(self.topic, part)} was removed"
+        is_known = 0 <= part < len(self.parts)
+        return "" if is_known else f"topic {self.topic} has no part {part}"
 
     def with_hold(self, part: int, hold: Hold) -> Self:
         return self._replace(holds={**self.holds, part: hold})
@@ -413,6 +446,9 @@ class Directory:
             case MoveEntry() | ReadyEntry() | GiveEntry() | TakenEntry():
                 name = self._names[entry.uuid]
                 self.topics[name] = _moved(self.topics[name], entry)
+            case RemovePartEntry():
+                name = self._names[entry.uuid]
+                self.topics[name] = _without(self.topics[name], entry)
             case RemoveEntry():
                 del self.topics[self._names.pop(entry.uuid)]
                 self.removed.add(entry.uuid)
@@ -434,6 +470,8 @@ class Directory:
                 return self._of_change(entry)
             case MoveEntry() | ReadyEntry() | GiveEntry() | TakenEntry():
                 return self._of_move(entry)
+            case RemovePartEntry():
+                return self._of_removal(entry)
             case RemoveEntry():
                 return self._of_unknown(entry.uuid)
 
@@ -479,13 +517,30 @@ class Directory:
             return Objection(E_EXISTS, f"part {name} is still being taken over by broker {at}")
         return self._of_broker(entry.broker)
 
-    def _of_change(self, entry: CloseEntry | OpenEntry | _Move) -> Objection | None:
+    def _of_removal(self, entry: RemovePartEntry) -> Objection | None:
+        if (objection := self._of_change(entry)) is not None:
+            return objection
+        topic = self.topics[self._names[entry.uuid]]
+        name, hold = part_name(topic.topic, entry.part), topic.hold(entry.part)
+        if (hold.number, hold.to, hold.origin) != (entry.hold, NOBODY, NOBODY):
+            text = f"part {name} is being moved, or was moved meanwhile"
+            return Objection(E_CLOSING, f"{text}: withdraw the move, or wait for its end")
+        if not topic.places.keys() - topic.closed - {entry.part}:
+            text = f"topic {topic.topic} has no other part that is open to publishers"
+            return Objection(E_BAD_ARGUMENT, f"{text}: open or add one, or delete the topic")
+        if entry.part not in topic.closed:
+            text = f"part {name} is open to publishers: close it first (zsq topic close {name})"
+            return Objection(E_NOT_EMPTY, text)
+        return None
+
+    def _of_change(
+        self, entry: CloseEntry | OpenEntry | RemovePartEntry | _Move
+    ) -> Objection | None:
         if (objection := self._of_unknown(entry.uuid)) is not None:
             return objection
         topic = self.topics[self._names[entry.uuid]]
-        if 0 <= entry.part < len(topic.parts):
-            return None
-        return Objection(E_NOT_FOUND, f"topic {topic.topic} has no part {entry.part}")
+        why = topic.why_missing(entry.part)
+        return Objection(E_NOT_FOUND, why) if why else None
 
     def _of_unknown(self, uuid: str) -> Objection | None:
         if uuid in self._names:
@@ -515,6 +570,16 @@ def _moved(topic: PartedTopic, entry: _Move) -> PartedTopic:
             return changed._replace(parts=(*topic.parts[:part], broker, *topic.parts[part + 1 :]))
         case TakenEntry():
             return topic.with_hold(part, hold._replace(origin=NOBODY))
+
+
+def _without(topic: PartedTopic, entry: RemovePartEntry) -> PartedTopic:
+    part = entry.part
+    return topic._replace(
+        parts=(*topic.parts[:part], NOBODY, *topic.parts[part + 1 :]),
+        closed=topic.closed - {part},
+        holds={number: hold for number, hold in topic.holds.items() if number != part},
+        ends={**topic.ends, part: entry.end},
+    )
 
 
 def why_unfit(topic: str) -> str | None:

@@ -35,6 +35,7 @@ from .answers import (
     Moving,
     Nothing,
     OverviewAnswer,
+    PartRemoved,
     Scheduled,
     ScheduleRows,
     Silenced,
@@ -443,6 +444,13 @@ class MovePartRequest(AdminRequest[Moving]):
     broker: int
 
 
+@record(kw_only=True)
+class RemovePartRequest(AdminRequest[PartRemoved]):
+    """Remove a part that is closed. Without `force`, this is refused if messages are left in it."""
+
+    force: bool = False
+
+
 class Scope(Enum):
     """The thing that a request is about, which says what names it has."""
 
@@ -547,6 +555,7 @@ REQUESTS: Final = (
     _looking(ClusterRequest, "cluster", Scope.BROKER, Action.SEE_SOME),
     _changing(AddPartsRequest, "add_parts", Scope.TOPIC),
     _changing(MovePartRequest, "move", Scope.TOPIC, is_repeatable=True),
+    _changing(RemovePartRequest, "remove_part", Scope.TOPIC),
 )
 
 ROW_OF: Final = {row.kind: row for row in REQUESTS}

@@ -293,6 +293,7 @@ class Spread(Wire):
 
     `parts`: (number, number of its broker) of each part. `brokers`: (number, addresses) of each
     broker that has a part. `closed`: the numbers of the parts that take no more messages.
+    `removed`: the numbers of the parts that were removed, which are not in `parts`.
     """
 
     op: ClassVar[int] = 14
@@ -302,6 +303,7 @@ class Spread(Wire):
     parts: tuple[tuple[int, int], ...]
     brokers: tuple[tuple[int, tuple[str, ...]], ...]
     closed: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
 
 
 # Producer and topic

@@ -5,7 +5,8 @@ The view is what this broker has read of the directory (`storage/cluster/directo
 lag behind. So there are rules for what is not in it:
 
 * Nothing is deleted because it is missing in the view. A part is deleted only if the directory says
-  that its topic was removed. A part of a topic that the directory does not know stays and works.
+  that it or its topic was removed. A part of a topic that the directory does not know stays and
+  works.
 * A part that the view does not know is refused only after the directory was read once more. Another
   broker may have sent the client.
 * A topic without parts is created only after the directory was read once more. Otherwise its
@@ -51,6 +52,7 @@ from ....storage.cluster.directory import (
     PartEntry,
     ReadyEntry,
     RemoveEntry,
+    RemovePartEntry,
     TakenEntry,
     TopicEntry,
     why_unfit,
@@ -70,6 +72,7 @@ from ....transport.errors import (
     NotFound,
     Refused,
     UsageError,
+    from_wire,
 )
 from ....transport.names import PARTS_MAX, is_ephemeral, part_name, part_of
 from ....transport.wire import protocol as p
@@ -82,6 +85,7 @@ from ....transport.wire.admin_requests import (
     DeleteRequest,
     MovePartRequest,
     OpenRequest,
+    RemovePartRequest,
 )
 from ...settings import closing
 from ..topics.registry_format import AWAY, GIVEN, TAKING, TopicRow
@@ -115,7 +119,7 @@ class Adopt(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """A part of a topic that was removed, or one that another broker has by now."""
+    """A part that was removed, alone or with its topic, or one that another broker has by now."""
 
     name: str
 
@@ -250,11 +254,11 @@ class ClusterView:
         part = part_of(topic)
         if isinstance(message, DeleteRequest) and not message.channel and part is not None:
             parted = self.directory.topics.get(part[0])
-            if parted is not None and part[1] < len(parted.parts):
+            if parted is not None and part[1] in parted.places:
                 raise UsageError(
                     E_UNSUPPORTED,
-                    f"part {topic!r} cannot be deleted alone; delete topic {part[0]!r} with all "
-                    "its parts",
+                    f"part {topic!r} is not deleted but removed (zsq topic remove-part {topic}), "
+                    f"or topic {part[0]!r} is deleted with all its parts",
                 )
         creates = isinstance(message, CreateTopicRequest | CreateChannelRequest)
         return self._find(topic, creates, is_fresh)
@@ -287,6 +291,8 @@ class ClusterView:
                 raise self._unknown(f"where part {name!r} is")
             known = f"has no part {number}" if parted is not None else "has no parts"
             raise NotFound(E_NOT_FOUND, f"topic {topic!r} {known} in this cluster")
+        if number in parted.ends:
+            return self._spread(parted)  # it has the other parts, so that clients can use them
         if parted.parts[number] != self.me:
             if is_fresh or row is not None or parted.hold(number).to != self.me:
                 return self._spread(parted)
@@ -309,15 +315,22 @@ class ClusterView:
     def _spread(self, parted: PartedTopic) -> p.Spread:
         """Return where the parts are. The number of the request is 0."""
         brokers = self.directory.brokers
-        used = sorted({*parted.parts})
+        used = sorted({*parted.places.values()})
         return p.Spread(
             0,
             parted.topic,
             parted.uuid,
-            tuple(enumerate(parted.parts)),
+            tuple(parted.places.items()),
             tuple((number, brokers[number].addresses) for number in used),
             tuple(sorted(parted.closed)),
+            tuple(sorted(parted.ends)),
         )
+
+    def end_of(self, topic: str) -> int | None:
+        """Return where the log of a part ended that was removed, or None for another topic."""
+        name, number = part_of(topic) or (topic, -1)
+        parted = self.directory.topics.get(name)
+        return None if parted is None else parted.ends.get(number)
 
     def refusal(self, topic: str) -> UsageError:
         """Return the error for a sender that cannot follow a `Spread`."""
@@ -373,8 +386,9 @@ class ClusterView:
         if len(parted.parts) + count > PARTS_MAX:
             raise Refused(
                 E_LIMIT,
-                f"topic {parted.topic!r} has {len(parted.parts)} parts, and a topic has at most "
-                f"{PARTS_MAX}; add at most {PARTS_MAX - len(parted.parts)}",
+                f"topic {parted.topic!r} has had {len(parted.parts)} parts, and a topic has at "
+                f"most {PARTS_MAX}, with those that were removed; add at most "
+                f"{PARTS_MAX - len(parted.parts)}",
             )
         numbers = self._brokers(message.brokers)
         of_each = {number: parted.parts.count(number) for number in numbers}
@@ -393,11 +407,37 @@ class ClusterView:
         if part is None:
             raise UsageError(E_BAD_ARGUMENT, "only a part can be moved: name one, such as clicks#3")
         parted, number = self._parted(part[0]), part[1]
-        if number >= len(parted.parts):
-            raise NotFound(E_NOT_FOUND, f"topic {parted.topic!r} has no part {number}")
+        if why := parted.why_missing(number):
+            raise NotFound(E_NOT_FOUND, why)
         broker = self._brokers([message.broker])[0]
         hold = parted.hold(number)
         return MoveEntry(id, parted.uuid, number, hold.number, broker)
+
+    def part_removal(
+        self, message: RemovePartRequest, ids: Iterator[str], end: int = 0
+    ) -> list[CloseEntry | RemovePartEntry]:
+        """Return the entries that remove a part whose log ends at `end`. Raises the error of the
+        request.
+
+        An open part is removed only with `force`, which closes it first.
+        """
+        part = part_of(message.topic)
+        if part is None:
+            text = "only a part can be removed: name one, such as clicks#3"
+            raise UsageError(E_BAD_ARGUMENT, text)
+        parted, number = self._parted(part[0]), part[1]
+        hold = parted.hold(number).number
+        removal = RemovePartEntry(next(ids), parted.uuid, number, hold, end)
+        objection = self.directory.objection(removal)
+        is_open = number in parted.places and number not in parted.closed
+        if objection is not None and not (message.force and objection.code == E_NOT_EMPTY):
+            raise from_wire(objection.code, objection.text)
+        return [*([CloseEntry(next(ids), parted.uuid, number)] if is_open else []), removal]
+
+    def is_removed(self, entry: RemovePartEntry) -> bool:
+        """Return True if the part of this entry does not exist any more."""
+        parted = self.directory.topic_of(entry.uuid)
+        return parted is None or entry.part in parted.ends
 
     def removal(self, message: DeleteRequest, id: str) -> RemoveEntry:
         """Return the entry that deletes a topic with its parts, or raise its error."""
@@ -461,7 +501,11 @@ class ClusterView:
                 row = self._local.get(name)
                 if row is not None and (row.part_of or parted.uuid) != parted.uuid:
                     continue  # a conflict, or a part of a topic that was removed
-                if broker == me:
+                if broker == NOBODY:
+                    # A row of an unknown topic may be older than the removal. So it stays.
+                    if row is not None and row.part_of and row.state != "deleting":
+                        steps.append(Delete(name))
+                elif broker == me:
                     steps += self._of_own(name, number, parted, row)
                 elif row is None and parted.hold(number).to == me:
                     hold = parted.hold(number)

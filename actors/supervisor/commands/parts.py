@@ -21,7 +21,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ....storage.cluster.directory import Entry, encode_entry
+from ....storage.cluster.directory import Entry, RemovePartEntry, encode_entry
 from ....transport.errors import (
     E_BUCKET,
     E_CLOSING,
@@ -44,9 +44,11 @@ from ....transport.wire.admin_requests import (
     ClusterRequest,
     CreateTopicRequest,
     DeleteRequest,
+    EndedRequest,
     MovePartRequest,
     OpenRequest,
     RedriveRequest,
+    RemovePartRequest,
 )
 from ...runtime.port import Envelope
 from ...runtime.process_table import Child
@@ -67,7 +69,7 @@ from ..cluster.cluster_view import (
     Take,
 )
 from .creation import create_topic
-from .deletion import delete_part
+from .deletion import delete_part, drain_part
 from .part_moves import LongStep, PartMoves
 from .requests import Requests
 from .topic_settings import checked, retention_of
@@ -159,6 +161,13 @@ class Parts:
             and self._is_parted(message.topic)
         ):
             self._remove(message)
+        elif isinstance(message, RemovePartRequest):
+            self._check_on()
+            self._route(message, self._view.manage, self._drain)
+        elif isinstance(message, EndedRequest) and (
+            self._is_on and (end := self._view.end_of(message.topic)) is not None
+        ):
+            self._requests.done(message.request, {"ended": end})
         elif isinstance(message, RedriveRequest) and self._is_parted(message.to):
             if not message.chosen or message.to_channel:
                 raise self._view.refusal(message.to)
@@ -359,8 +368,7 @@ class Parts:
         self._append(message.request, iter([entry]), made)
 
     def _add_parts(self, message: AddPartsRequest) -> None:
-        ids = iter(lambda: uuid.uuid4().hex, "")
-        entries = self._view.more_parts(message, ids)
+        entries = self._view.more_parts(message, _ids())
 
         def added() -> None:
             parted = self._view.directory.topic_of(entries[0].uuid)
@@ -383,19 +391,63 @@ class Parts:
         done = partial(self._requests.done, message.request, {})
         self._append(message.request, iter([entry]), done)
 
-    def _append(self, request: int, entries: Iterator[Entry], then: Callable[[], None]) -> None:
-        """Add the entries one after the other. Call `then` when the last one was read here."""
+    def _drain(self, message: AdminRequest[Any]) -> None:
+        """Remove a part of this broker when all of it is finished.
+
+        The entry in the directory is the removal. If this broker is killed before, the part is
+        there, closed. If it is killed after, it reads the entry, and deletes the part then. An
+        entry whose answer was lost may come later. Until then, the part takes messages only if it
+        is opened, and the `open` makes the entry void, or is void.
+        """
+        assert isinstance(message, RemovePartRequest)
+        self._view.part_removal(message, _ids())  # raises what is wrong before anything is done
+        group = self._broker.groups[message.topic]
+
+        def drained(end: int, unseal: Callable[[], None]) -> None:
+            try:
+                entries = self._view.part_removal(message, _ids(), end)
+            except ZsqError:
+                unseal()
+                raise
+            removal = entries[-1]
+            assert isinstance(removal, RemovePartEntry)
+
+            def removed() -> None:
+                if not self._view.is_removed(removal):
+                    unseal()
+                    text = f"part {message.topic!r} was opened or moved at the same time"
+                    raise Refused(E_CLOSING, f"{text}: see zsq cluster")
+                self._requests.done(message.request, {"end": end})
+
+            self._append(message.request, iter(entries), removed, unseal)
+
+        drain_part(self._requests, message, group, drained)
+
+    def _append(
+        self,
+        request: int,
+        entries: Iterator[Entry],
+        then: Callable[[], None],
+        undo: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Add the entries one after the other. Call `then` when the last one was read here, or
+        `undo` if that is not known.
+        """
         archive = self._archive()
         if archive is None:
+            undo()
             raise _no_archive()
 
         def applied(error: ZsqError | None) -> None:
             with self._requests.answering(request):
                 if error is not None:
+                    undo()
                     raise error
                 then()
 
         def added(done: p.Done | None, error: ZsqError | None) -> None:
+            if done is None:
+                undo()
             with self._requests.answering(request):
                 if done is None:
                     raise error or _no_archive()
@@ -461,7 +513,7 @@ class Parts:
                 self._broker.registry.set_state(name, "deleting")
                 self._broker.registry.remove(name)
                 self._broker.forget_archive(row.uuid)
-                log.info("the files of part %s are removed: another broker has it", name)
+                log.info("the files of part %s are removed: this broker has it no more", name)
                 self._is_due = True
             case Resume():
                 self._moves.resume(step)
@@ -474,7 +526,7 @@ class Parts:
         if error is not None:
             self._failed(step, error)
             return
-        log.info("part %s is deleted, because its topic was deleted", step.name)
+        log.info("part %s is deleted, because it was removed, or its topic was deleted", step.name)
         self._note("delete", step.name)
         self._is_due = True  # a new topic of that name may have the part here too
 
@@ -502,6 +554,11 @@ class Parts:
         self._requests.audit_log.note(
             action, topic=name, channel="", options={}, **origin, result="done"
         )
+
+
+def _ids() -> Iterator[str]:
+    """Yield random ids for entries of the directory."""
+    return iter(lambda: uuid.uuid4().hex, "")
 
 
 def _no_archive() -> Refused:

@@ -23,6 +23,7 @@ from ...wire.answers import (
     Moving,
     Nothing,
     OverviewAnswer,
+    PartRemoved,
     Scheduled,
     ScheduleRow,
     Silenced,
@@ -73,6 +74,15 @@ class AdminCalls(Asker):
         completed.
         """
         return self._carry_out(administration.move_part(part, broker))
+
+    def remove_part(self, part: str, force: bool = False) -> PartRemoved:
+        """Remove a part that is closed to publishers, such as "clicks#3". See docs/parts.md.
+
+        Raises `Refused` (E_NOT_EMPTY) while the part is open, or a channel has unfinished messages
+        in it, unless `force` is True. It never removes the last open part. Returns {"end": the
+        offset at which the log of the part ended}. No part gets its number again.
+        """
+        return self._carry_out(administration.remove_part(part, force))
 
     def cluster(self, *, fresh: bool = False) -> ClusterAnswer:
         """Return the brokers of the cluster, and the topics with parts, as this broker knows them.

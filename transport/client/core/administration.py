@@ -52,6 +52,7 @@ from ...wire.admin_requests import (
     PauseScheduleRequest,
     PreviewSkipRequest,
     RedriveRequest,
+    RemovePartRequest,
     RemoveScheduleRequest,
     ResumeScheduleRequest,
     RunScheduleRequest,
@@ -79,6 +80,7 @@ from ...wire.answers import (
     Moving,
     Nothing,
     OverviewAnswer,
+    PartRemoved,
     Scheduled,
     ScheduleRow,
     Silenced,
@@ -141,12 +143,21 @@ def move_part(part: str, broker: int) -> Asking[Moving]:
     {"hold": how often the part was moved before}. `cluster` shows under `moves` what is not
     completed.
     """
-    if part_of(part) is None:
-        text = f"only a part can be moved, such as clicks#3: {part!r} is no name of a part"
-        raise UsageError(E_BAD_ARGUMENT, text)
+    _check_part(part, "moved")
     if type(broker) is not int or broker < 0:
         raise UsageError(E_BAD_ARGUMENT, f"broker must be a number from 0 on, not {broker!r:.40}")
     return ask_admin(MovePartRequest(part, broker=broker))
+
+
+def remove_part(part: str, force: bool = False) -> Asking[PartRemoved]:
+    """Remove a part that is closed to publishers, such as "clicks#3". See docs/parts.md.
+
+    Raises `Refused` (E_NOT_EMPTY) while the part is open, or a channel has unfinished messages
+    in it, unless `force` is True. It never removes the last open part. Returns {"end": the
+    offset at which the log of the part ended}. No part gets its number again.
+    """
+    _check_part(part, "removed")
+    return ask_admin(RemovePartRequest(part, force=force))
 
 
 def cluster(*, fresh: bool = False) -> Asking[ClusterAnswer]:
@@ -635,6 +646,12 @@ def ping() -> Asking[str]:
 def _names(topic: str, channel: str | None) -> tuple[str, str]:
     """Check the names of a topic and a channel, and return them as a request has them."""
     return check_name(topic), "" if channel is None else check_name(channel, "channel")
+
+
+def _check_part(part: str, action: str) -> None:
+    if part_of(part) is None:
+        text = f"only a part can be {action}, such as clicks#3: {part!r} is no name of a part"
+        raise UsageError(E_BAD_ARGUMENT, text)
 
 
 def _check_parts(count: int) -> int:

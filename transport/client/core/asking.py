@@ -25,7 +25,7 @@ from ...settings import CHANNEL
 from ...wire.admin_codec import manage_of, request_of, row_of
 from ...wire.admin_requests import END, ROW_OF, AdminRequest
 from ...wire.protocol import Done, Manage, Spread, Stats, Wire
-from ...wire.spread import HasParts, addresses_of
+from ...wire.spread import HasParts, addresses_of, why_missing
 
 _T = TypeVar("_T")
 
@@ -109,7 +109,7 @@ def for_parts(question: Question, spread: Spread) -> list[tuple[tuple[str, ...],
     for number in numbers:
         addresses = addresses_of(spread, number)
         if not addresses:
-            raise NotFound(E_NOT_FOUND, f"topic {spread.topic} has no part {number}")
+            raise NotFound(E_NOT_FOUND, why_missing(spread, number))
         questions.append((addresses, _of_part(question, part_name(spread.topic, number))))
     return questions
 
