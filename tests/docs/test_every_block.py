@@ -142,6 +142,7 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("parts.md", "zsq serve --data-dir two"): "tests/process/test_cluster_cli.py",
     ("parts.md", "export ZSQ_URL="): "tests/process/test_cluster_cli.py",
     ("parts.md", "zsq topic move clicks#1"): "tests/process/test_cluster_cli.py",
+    ("parts.md", "zsq topic close clicks#3"): "tests/process/test_remove_part.py",
     ("parts.md", "zsq peek clicks#3"): "tests/process/test_cluster_cli.py",
     ("parts.md", "import zsq"): "tests/process/test_parts.py",
     ("parts.md", "[users.brokers]"): "tests/process/test_cluster_keys.py",

@@ -23,8 +23,11 @@ from zsq.storage.cluster.directory import (
     CloseEntry,
     Directory,
     Entry,
+    MoveEntry,
+    OpenEntry,
     PartEntry,
     RemoveEntry,
+    RemovePartEntry,
     TopicEntry,
     decode_entry,
     encode_entry,
@@ -33,6 +36,7 @@ from zsq.transport.errors import (
     E_BUCKET,
     E_CLOSING,
     E_EXISTS,
+    E_NOT_EMPTY,
     E_NOT_FOUND,
     E_PARTS,
     E_TIMEOUT,
@@ -103,6 +107,10 @@ class World:
         self.parts = parts.Parts(self.requests)
         monkeypatch.setattr(parts, "create_topic", self._create)
         monkeypatch.setattr(parts, "delete_part", self._delete)
+        self.drains: list[tuple[Any, Callable[[int, Callable[[], None]], None]]] = []
+        monkeypatch.setattr(
+            parts, "drain_part", lambda requests, *what: self.drains.append((what[0], what[-1]))
+        )
         monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic_ns=lambda: self.now_ns))
 
     # What is around
@@ -490,6 +498,81 @@ def test_producers_learn_of_a_closed_part_before_it_is_closed(world: World) -> N
     assert len(world.carried) == 2
     world.manage("close", "clicks")
     assert world.answer().closed == (0,)
+
+
+def drained(world: World, end: int) -> list[str]:
+    """Let the part of the request be drained. Return a list that notes when it is unsealed."""
+    noted: list[str] = []
+    ((message, then),), world.drains = world.drains, []
+    with world.requests.answering(message.request):
+        then(end, lambda: noted.append("unsealed"))
+    return noted
+
+
+def test_a_part_is_removed_when_its_entry_is_in_the_directory(world: World) -> None:
+    world.manage("remove_part", "clicks#0")
+    assert world.error() == E_NOT_EMPTY
+    world.add(CloseEntry(f"{4:032x}", CLICKS, 0))
+    world.tell()
+    world.manage("remove_part", "clicks#0")
+    noted = drained(world, 17)
+    assert not world.sent
+    found = entry(world.obey())
+    assert found == RemovePartEntry(found.id, CLICKS, 0, 0, 17)
+    assert world.answer() == p.Done(9, {"end": 17})
+    assert world.deletions.keys() == {"clicks#0"}
+    assert not noted
+    world.manage("remove_part", "clicks#0")
+    assert world.answer().removed == (0,)
+    world.manage("ended", "clicks#0")
+    assert world.answer() == p.Done(9, {"ended": 17})
+    world.manage("ended", "clicks#1")
+    assert world.answer().removed == (0,)
+
+
+def test_force_closes_a_part_before_it_removes_it(world: World) -> None:
+    world.manage("remove_part", "clicks#0", force=True)
+    drained(world, 3)
+    kinds = [type(entry(world.obey())) for _ in range(2)]
+    assert kinds == [CloseEntry, RemovePartEntry]
+    assert world.answer() == p.Done(9, {"end": 3})
+
+
+@pytest.mark.parametrize(
+    "between",
+    [OpenEntry(f"{5:032x}", CLICKS, 0), MoveEntry(f"{5:032x}", CLICKS, 0, 0, 1)],
+)
+def test_a_part_that_is_opened_or_moved_meanwhile_stays(world: World, between: Entry) -> None:
+    """The order of the entries decides, so the archive actor may refuse, or add a void entry."""
+    world.add(CloseEntry(f"{4:032x}", CLICKS, 0))
+    world.tell()
+    world.manage("remove_part", "clicks#0")
+    noted = drained(world, 17)
+    world.add(between)
+    world.obey()
+    assert world.error() == E_CLOSING
+    assert noted == ["unsealed"]
+    assert not world.deletions
+    # Its entry is known here before the part is drained.
+    world.manage("remove_part", "clicks#0", force=False)
+    assert world.error() in (E_NOT_EMPTY, E_CLOSING)
+    assert not world.drains
+
+
+@pytest.mark.parametrize("error", [Refused(E_BUCKET, "away"), ZsqError(E_TIMEOUT, "no answer")])
+def test_a_part_is_unsealed_if_its_removal_cannot_be_noted(world: World, error: ZsqError) -> None:
+    world.add(CloseEntry(f"{4:032x}", CLICKS, 0))
+    world.tell()
+    world.manage("remove_part", "clicks#0")
+    noted = drained(world, 17)
+    world.obey(error)
+    assert world.error() == error.code
+    assert noted == ["unsealed"]
+    world.archive.state = "starting"
+    world.manage("remove_part", "clicks#0")
+    noted = drained(world, 17)
+    assert world.error() == E_BUCKET
+    assert noted == ["unsealed"]
 
 
 def test_dead_letters_may_go_back_to_a_topic_with_parts_that_the_user_chose(world: World) -> None:
