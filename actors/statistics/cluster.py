@@ -216,25 +216,18 @@ def seen_in_stats(stats: BrokerStats) -> Seen:
     return Seen(stats["uuid"], stats["health"], bucket, parts)
 
 
-def alone(seen: Seen) -> ClusterAnswer:
-    """Return the directory of a broker that belongs to no cluster."""
-    urls = seen.addresses("addresses")
-    only: ClusterBroker = {
-        "number": 0,
-        "uuid": seen.uuid,
-        "addresses": urls,
-        "bucket": "",
-        "me": True,
-    }
-    return {"brokers": [only], "topics": [], "directory": 0, "trouble": ""}
+def alone(directory: ClusterAnswer, seen: Seen) -> ClusterAnswer:
+    """Return the directory of a broker that belongs to no cluster, with the addresses at which the
+    broker itself and its standbys are found.
+    """
+    (only,) = directory["brokers"]
+    return {**directory, "brokers": [{**only, "addresses": seen.addresses("addresses")}]}
 
 
 # Merging
 
 
-def merge(
-    directory: ClusterAnswer, answers: Mapping[int, Sequence[Answer]], is_cluster: bool = True
-) -> Report:
+def merge(directory: ClusterAnswer, answers: Mapping[int, Sequence[Answer]]) -> Report:
     """Return the report. `answers` are by the numbers of the brokers in the directory."""
     counts: dict[int, int] = {}
     for topic in directory["topics"]:
@@ -246,7 +239,7 @@ def merge(
         row, seen[number] = broker_row(broker, answers.get(number, ()), counts.get(number, 0))
         rows.append(row)
     return {
-        "is_cluster": is_cluster,
+        "is_cluster": directory["is_shared"],
         "brokers": rows,
         "topics": [topic_row(topic, seen) for topic in directory["topics"]],
         "directory": directory["directory"],

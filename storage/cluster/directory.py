@@ -81,6 +81,10 @@ class BrokerEntry(NamedTuple):
 class TopicEntry(NamedTuple):
     """A new topic. `brokers`: the number of the broker of each part. `settings`: those of all
     parts, {"sync", "retention"} or less.
+
+    A topic that one broker had alone before (`actors/supervisor/cluster/local_directory.py`) may
+    have closed parts, and parts that were removed: `removed` has their numbers, and where their
+    logs ended. Their broker is NOBODY.
     """
 
     id: str
@@ -88,6 +92,8 @@ class TopicEntry(NamedTuple):
     uuid: str
     brokers: tuple[int, ...]
     settings: Mapping[str, Any]
+    closed: tuple[int, ...] = ()
+    removed: tuple[tuple[int, int], ...] = ()
 
 
 class PartEntry(NamedTuple):
@@ -217,12 +223,21 @@ def entry_number(name: str) -> int:
 
 def encode_entry(entry: Entry) -> bytes:
     """Return the content of the entry's object."""
-    return documents.encode_line(KIND, VERSION, {"kind": _NAMES[type(entry)], **entry._asdict()})
+    return documents.encode_line(KIND, VERSION, row_of_entry(entry))
 
 
 def decode_entry(raw: bytes) -> Entry | Unusable:
     """Return the entry. Raises `Damaged`, or `ForeignDirectory` for another version or kind."""
-    row = documents.decode_line(raw, KIND, VERSION)
+    return entry_of_row(documents.decode_line(raw, KIND, VERSION))
+
+
+def row_of_entry(entry: Entry) -> dict[str, Any]:
+    """Return the entry as an object of JSON."""
+    return {"kind": _NAMES[type(entry)], **entry._asdict()}
+
+
+def entry_of_row(row: Mapping[str, Any]) -> Entry | Unusable:
+    """Return the entry from an object of JSON. Raises `ForeignDirectory` for an unknown kind."""
     name = row.get("kind")
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
@@ -236,9 +251,11 @@ def decode_entry(raw: bytes) -> Entry | Unusable:
         if why := _CHECKS[field](row[field]):
             return Unusable(f"{field} must be {why}, not {repr(row[field])[:80]}")
     values = {field: row[field] for field in fields}
-    for field in ("addresses", "brokers"):
+    for field in ("addresses", "brokers", "closed"):
         if field in values:
             values[field] = tuple(values[field])
+    if "removed" in values:
+        values["removed"] = tuple(map(tuple, values["removed"]))
     return kind(**values)
 
 
@@ -258,6 +275,13 @@ def _number(value: object) -> str:
 def _numbers(value: object) -> str:
     good = isinstance(value, list) and all(type(number) is int for number in value)
     return "" if good else "a list of numbers"
+
+
+def _ends(value: object) -> str:
+    good = isinstance(value, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and not any(map(_count, pair)) for pair in value
+    )
+    return "" if good else "a list of pairs: a number, and an offset"
 
 
 def _addresses(value: object) -> str:
@@ -289,6 +313,8 @@ _CHECKS: Final = {
     "broker": _number,
     "part": _number,
     "brokers": _numbers,
+    "closed": _numbers,
+    "removed": _ends,
     "addresses": _addresses,
     "bucket": _url,
     "hold": _count,
@@ -358,6 +384,14 @@ class PartedTopic(NamedTuple):
         is_known = 0 <= part < len(self.parts)
         return "" if is_known else f"topic {self.topic} has no part {part}"
 
+    def as_entry(self, id: str) -> TopicEntry:
+        """Return the entry that creates this topic as it is. No part may have moved."""
+        removed = tuple(sorted(self.ends.items()))
+        return TopicEntry(
+            id, self.topic, self.uuid, self.parts, self.settings, tuple(sorted(self.closed)),
+            removed,
+        )  # fmt: skip
+
     def with_hold(self, part: int, hold: Hold) -> Self:
         return self._replace(holds={**self.holds, part: hold})
 
@@ -422,13 +456,28 @@ class Directory:
             self._obey(entry)
         return counts
 
+    def add(self, entry: Entry) -> Objection | None:
+        """Apply an entry that was not written, as the next one, unless it would be void.
+
+        Return why it would be.
+        """
+        objection = self.objection(entry)
+        if objection is None:
+            self._ids[entry.id] = self.next
+            self.next += 1
+            self._obey(entry)
+        return objection
+
     def _obey(self, entry: Entry) -> None:
         match entry:
             case BrokerEntry(uuid=uuid, addresses=addresses, bucket=bucket):
                 number = self._number_of.setdefault(uuid, len(self._brokers))
                 self._brokers[number : number + 1] = [Broker(number, uuid, addresses, bucket)]
             case TopicEntry():
-                parted = PartedTopic(entry.topic, entry.uuid, entry.brokers, entry.settings)
+                parted = PartedTopic(
+                    entry.topic, entry.uuid, entry.brokers, entry.settings,
+                    closed=frozenset(entry.closed), ends=dict(entry.removed),
+                )  # fmt: skip
                 self.topics[entry.topic] = parted
                 self._names[entry.uuid] = entry.topic
             case PartEntry():
@@ -485,7 +534,12 @@ class Directory:
         if not 0 < len(entry.brokers) <= PARTS_MAX:
             text = f"a topic has 1 to {PARTS_MAX} parts, not {len(entry.brokers)}"
             return Objection(E_BAD_ARGUMENT, text)
-        for broker in entry.brokers:
+        places = dict(enumerate(entry.brokers))
+        good = all(places.pop(part, 0) == NOBODY for part, _ in entry.removed)
+        if not (good and places and places.keys() >= {*entry.closed}):
+            text = f"the closed and removed parts of topic {entry.topic} are not among its parts"
+            return Objection(E_BAD_ARGUMENT, text)
+        for broker in places.values():
             if (objection := self._of_broker(broker)) is not None:
                 return objection
         return None

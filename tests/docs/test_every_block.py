@@ -138,6 +138,7 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("databases.md", ""): "tests/databases/test_databases_md.py",
     ("dataframes.md", ""): "tests/dataframes/test_dataframes_md.py",
     ("standby.md", "mkdir bucket"): "tests/process/test_standby.py",
+    ("parts.md", "zsq serve --data-dir data"): "tests/process/test_local_parts.py",
     ("parts.md", "mkdir -p bucket/one bucket/two"): "tests/process/test_cluster_cli.py",
     ("parts.md", "zsq serve --data-dir two"): "tests/process/test_cluster_cli.py",
     ("parts.md", "export ZSQ_URL="): "tests/process/test_cluster_cli.py",

@@ -102,13 +102,14 @@ def places_of(topic: ClusterTopic) -> dict[int, int]:
 class ClusterAnswer(TypedDict):
     """The cluster as one broker knows it.
 
-    `directory`: the number of the next entry in the directory. `trouble`: why the directory cannot
-    be read now, or "".
+    `directory`: the number of the next entry in the directory. `is_shared`: it is that of a
+    cluster, and not of this broker alone. `trouble`: why the directory cannot be read now, or "".
     """
 
     brokers: Sequence[ClusterBroker]
     topics: Sequence[ClusterTopic]
     directory: int
+    is_shared: bool
     trouble: str
 
 

@@ -59,7 +59,7 @@ class HasParts(UsageError):
         text = (
             f"topic {spread.topic} has {count} part{'s' * (count != 1)} at {brokers} "
             f"broker{'s' * (brokers != 1)}, and this is possible only for one part: name it, such "
-            f"as {part_name(spread.topic, min(spread.parts)[0])}"
+            f"as {part_name(spread.topic, min(spread.parts, default=(0, 0))[0])}"
         )
         super().__init__(E_PARTS, text)
         self.spread = spread
@@ -139,7 +139,10 @@ def checked(spread: Spread) -> Spread:
 
 
 def addresses_of(spread: Spread, number: int) -> tuple[str, ...]:
-    """Return the addresses of the broker that has this part, or () if there is no such part."""
+    """Return the addresses of the broker that has this part.
+
+    They are () if there is no such part, and if the broker that answered has it.
+    """
     broker = dict(spread.parts).get(number)
     return () if broker is None else dict(spread.brokers).get(broker, ())
 

@@ -29,6 +29,11 @@ A part moves by these steps, each of which is repeated until its result is known
 | target | the same | live | Confirm, when the bucket has all | a `taken` there |
 | source | it is elsewhere, and nobody needs the files | given | Delete | none |
 
+A broker without a cluster has a view of its own local directory, which is always read
+(`local_directory.py`). When it belongs to a cluster, `joining` has the topics of that directory,
+which are put into the directory of the cluster by the step Join. Until then, requests about such a
+topic wait for it, and its parts are served by their own names.
+
 A part is opened empty only in its first hold. So a broker that lost its row does not begin the part
 again. A broker that deletes a `given` part has read the `taken`, and whoever continues its log
 reads the directory after that. So the row need not be kept.
@@ -171,13 +176,25 @@ class Confirm(NamedTuple):
     entry: TakenEntry
 
 
-Step = Open | Adopt | Delete | Prepare | Release | Give | Resume | Take | Confirm
+class Join(NamedTuple):
+    """A topic with parts that this broker had alone, for the directory of the cluster."""
+
+    name: str
+    entry: TopicEntry
+
+
+Step = Join | Open | Adopt | Delete | Prepare | Release | Give | Resume | Take | Confirm
 
 
 class ClusterView:
-    """The view of the broker with this uuid. `local` is not copied, so it may change."""
+    """The view of the broker with this uuid. `local` is not copied, so it may change.
 
-    def __init__(self, uuid: str, local: Mapping[str, TopicRow]) -> None:
+    `joining`: the topics of the local directory that are not in that of the cluster yet.
+    """
+
+    def __init__(
+        self, uuid: str, local: Mapping[str, TopicRow], joining: Iterable[TopicEntry] = ()
+    ) -> None:
         self.directory = Directory()
         self.is_read = False
         """True after the whole directory was read once."""
@@ -191,6 +208,7 @@ class ClusterView:
         """The topics of this broker that contradict the directory, each with a sentence."""
         self._uuid = uuid
         self._local = local
+        self.joining = {entry.topic: entry for entry in joining}
         self._stuck = ""
 
     @property
@@ -202,7 +220,7 @@ class ClusterView:
     @property
     def trouble(self) -> str:
         """The trouble of the cluster as a text, or ""."""
-        troubles = [f"part {name} {why}" for name, why in self.failures.items()]
+        troubles = [f"{kind_of(name)} {name} {why}" for name, why in self.failures.items()]
         troubles += self.conflicts.values()
         more = (
             [f"and {len(troubles) - _TROUBLES_MAX} more"] if len(troubles) > _TROUBLES_MAX else []
@@ -269,6 +287,8 @@ class ClusterView:
         parted = self.directory.topics.get(topic)
         if parted is not None:
             return self._spread(parted)
+        if topic in self.joining:
+            raise self._joins(topic)
         if topic in self._local or is_ephemeral(topic):
             return Go.HERE
         if not self.is_read:
@@ -304,6 +324,11 @@ class ClusterView:
             text = f"part {name!r} is being {'moved' if moves else 'opened'}"
             raise Refused(E_CLOSING, f"{text}{f': {why}' if why else ''}; {_AGAIN}")
         return Go.HERE
+
+    def _joins(self, topic: str) -> Refused:
+        why = self.failures.get(topic) or self.unread
+        text = f"topic {topic!r} is being put into the directory of the cluster"
+        return Refused(E_CLOSING, f"{text}{f': {why}' if why else ''}; {_AGAIN}")
 
     def _unknown(self, what: str) -> Refused:
         why = self._stuck or self.unread
@@ -352,7 +377,7 @@ class ClusterView:
         self._check_read()
         if (why := why_unfit(topic)) is not None:
             raise UsageError(E_BAD_NAME, why)
-        if topic in self.directory.topics or topic in self._local:
+        if topic in self.directory.topics or topic in self._local or topic in self.joining:
             raise UsageError(E_EXISTS, f"topic {topic!r} exists already")
         count = _check_count(message.parts or 0, "parts")
         brokers = self._brokers(message.brokers)
@@ -491,6 +516,11 @@ class ClusterView:
             return []
         removed = self.directory.removed
         steps: list[Step] = [
+            Join(name, entry._replace(brokers=tuple(me if at >= 0 else at for at in entry.brokers)))
+            for name, entry in self.joining.items()
+            if name not in self.directory.topics and name not in self._local
+        ]
+        steps += [
             Delete(name)
             for name, row in self._local.items()
             if row.part_of in removed and row.state != "deleting"
@@ -562,6 +592,13 @@ class ClusterView:
     def _conflicts(self) -> dict[str, str]:
         conflicts = {}
         topics, removed = self.directory.topics, self.directory.removed
+        for name, entry in self.joining.items():
+            if name in topics and topics[name].uuid != entry.uuid:
+                conflicts[name] = (
+                    f"topic {name} has parts at this broker since before it joined the cluster, "
+                    "which has another topic of that name: clients get that one. To use the one of "
+                    "this broker, start it without --cluster, or delete the other one"
+                )
         for name, row in self._local.items():
             if name in topics:
                 conflicts[name] = (
@@ -574,6 +611,8 @@ class ClusterView:
                 if parted is None or number >= len(parted.parts):
                     continue
                 hold = parted.hold(number)
+                if base in self.joining:
+                    continue  # this is said of the topic
                 if row.part_of != parted.uuid:
                     conflicts[name] = (
                         f"part {name} belongs to another topic than the one that this cluster has "
@@ -600,8 +639,8 @@ class ClusterView:
                 if is_here and hold.number and name not in self._local:
                     yield name, hold.number
 
-    def describe(self) -> dict[str, Any]:
-        """Return the answer to `ClusterRequest`."""
+    def describe(self, *, is_shared: bool = True) -> dict[str, Any]:
+        """Return the answer to `ClusterRequest`. `is_shared`: see `ClusterAnswer`."""
         me = self.me
         return {
             "brokers": [
@@ -622,8 +661,13 @@ class ClusterView:
                 for _, parted in sorted(self.directory.topics.items())
             ],
             "directory": self.directory.next,
+            "is_shared": is_shared,
             "trouble": self.trouble,
         }
+
+
+def kind_of(name: str) -> str:
+    return "topic" if part_of(name) is None else "part"
 
 
 def _is_past(row: TopicRow, hold: Hold, me: int) -> bool:

@@ -60,7 +60,7 @@ def topic() -> None:
 @click.option(
     "--parts",
     type=click.IntRange(1, PARTS_MAX),
-    help="Give the topic this many parts, at the brokers of the cluster (zsq serve --cluster).",
+    help="Give the topic this many parts, at the brokers of the cluster, or at this broker.",
 )
 @click.option(
     "--brokers",

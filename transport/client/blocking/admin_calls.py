@@ -50,7 +50,8 @@ class AdminCalls(Asker):
         """Create a topic. Returns {"existed": True} if it existed and so was not changed.
 
         `sync`: always, bucket, interval, or never. With `parts`, the topic has that many parts at
-        the brokers of the cluster, in turn, or at `brokers` (numbers of brokers, see `cluster`).
+        the brokers of the cluster, in turn, or at `brokers` (numbers of brokers, see `cluster`). A
+        broker without a cluster has all parts itself.
         """
         return self._carry_out(
             administration.create_topic(name, sync, parts=parts, brokers=brokers, **retention)
@@ -88,7 +89,8 @@ class AdminCalls(Asker):
         """Return the brokers of the cluster, and the topics with parts, as this broker knows them.
         With `fresh`, it reads the directory first.
 
-        Raises `UsageError` (E_UNSUPPORTED) if the broker is in no cluster.
+        A broker that belongs to no cluster returns itself, without addresses, and its own topics
+        with parts. Then `is_shared` is False.
         """
         return self._carry_out(administration.cluster(fresh=fresh))
 

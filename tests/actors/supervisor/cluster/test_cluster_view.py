@@ -564,5 +564,6 @@ def test_the_cluster_is_described() -> None:
             {"topic": "views", "uuid": VIEWS, "parts": (1, 0, 0), "closed": (), "moves": {2: 1}},
         ],
         "directory": 10,
+        "is_shared": True,
         "trouble": "",
     }
