@@ -16,7 +16,7 @@ removed. Everybody who reads the same entries gets the same view.
 | give | the broker that had a part has released it, and another one has it now |
 | taken | that other one has all of the part in its own bucket |
 | remove part | a closed part is deleted; its number is not used again |
-| remove | a topic and all its parts are deleted |
+| remove | a topic and all its parts are deleted, perhaps only if all parts are closed |
 
 An entry may be *void*: nobody obeys it. `Directory.objection` says which entries are void. This
 depends only on the entries before it. So whoever adds an entry reads it again to learn whether it
@@ -176,10 +176,13 @@ class RemovePartEntry(NamedTuple):
 
 
 class RemoveEntry(NamedTuple):
-    """The topic with this uuid is deleted."""
+    """The topic with this uuid is deleted. `is_drained`: only if no part takes messages, because
+    somebody has found that all of them are finished.
+    """
 
     id: str
     uuid: str
+    is_drained: bool = False
 
 
 class Unusable(NamedTuple):
@@ -264,6 +267,10 @@ def _hex(value: object) -> str:
     return "" if good else "32 hex digits"
 
 
+def _bool(value: object) -> str:
+    return "" if isinstance(value, bool) else "true or false"
+
+
 def _text(value: object) -> str:
     return "" if isinstance(value, str) else "a text"
 
@@ -319,6 +326,7 @@ _CHECKS: Final = {
     "bucket": _url,
     "hold": _count,
     "end": _count,
+    "is_drained": _bool,
     "log": _hex,
     "tick": _count,
     "settings": _settings,
@@ -522,7 +530,7 @@ class Directory:
             case RemovePartEntry():
                 return self._of_removal(entry)
             case RemoveEntry():
-                return self._of_unknown(entry.uuid)
+                return self._of_topic_removal(entry)
 
     def _of_topic(self, entry: TopicEntry) -> Objection | None:
         if entry.topic in self.topics:
@@ -570,6 +578,15 @@ class Directory:
             at = topic.parts[entry.part]
             return Objection(E_EXISTS, f"part {name} is still being taken over by broker {at}")
         return self._of_broker(entry.broker)
+
+    def _of_topic_removal(self, entry: RemoveEntry) -> Objection | None:
+        if (objection := self._of_unknown(entry.uuid)) is not None or not entry.is_drained:
+            return objection
+        topic = self.topics[self._names[entry.uuid]]
+        if not (open_ := sorted(topic.places.keys() - topic.closed)):
+            return None
+        text = f"part {part_name(topic.topic, open_[0])} is open to publishers"
+        return Objection(E_NOT_EMPTY, f"{text}: close the topic first (zsq topic close)")
 
     def _of_removal(self, entry: RemovePartEntry) -> Objection | None:
         if (objection := self._of_change(entry)) is not None:

@@ -467,13 +467,7 @@ class ClusterView:
     def removal(self, message: DeleteRequest, id: str) -> RemoveEntry:
         """Return the entry that deletes a topic with its parts, or raise its error."""
         parted = self._parted(message.topic)
-        if not message.force:
-            raise Refused(
-                E_NOT_EMPTY,
-                f"topic {parted.topic!r} has parts at several brokers, and this broker does not "
-                "know whether they have messages that are not finished; delete it with force",
-            )
-        return RemoveEntry(id, parted.uuid)
+        return RemoveEntry(id, parted.uuid, is_drained=not message.force)
 
     def change(self, message: CloseRequest | OpenRequest, id: str) -> CloseEntry | OpenEntry | None:
         """Return the entry that tells producers of this `close` or `open` of a part of this broker.

@@ -37,6 +37,7 @@ from ....transport.names import is_ephemeral
 from ....transport.wire import protocol as p
 from ....transport.wire.admin_requests import (
     AdminRequest,
+    CheckDrainedRequest,
     CloseRequest,
     DeleteRequest,
     OpenRequest,
@@ -88,18 +89,19 @@ def delete_part(requests: Requests, group: TopicGroup, answer: Then) -> None:
 
 def drain_part(
     requests: Requests,
-    message: RemovePartRequest,
+    message: RemovePartRequest | CheckDrainedRequest,
     group: TopicGroup,
     then: Callable[[int, Callable[[], None]], None],
 ) -> None:
-    """Seal a part that shall be removed, and call `then` with the end of its log, and with a
-    function that unseals it again.
+    """Seal a part that shall be removed or deleted, and call `then`.
 
-    The client is refused if messages are left in the part, unless the request has `force`.
+    It gets the end of the part's log, and a function that unseals the part again. The client is
+    refused if messages are left in the part, unless the request has `force`.
     """
     if group.is_sealing or group.state in (GroupState.STOPPING, GroupState.ENDED):
         raise Refused(E_CLOSING, f"part {group.name!r} is being removed already")
-    order = DeleteRequest(group.name, force=message.force, request=message.request)
+    is_forced = isinstance(message, RemovePartRequest) and message.force
+    order = DeleteRequest(group.name, force=is_forced, request=message.request)
     deletion = _Deletion(requests, order, group, removal=then)
 
     def awake(error: ZsqError | None) -> None:
@@ -110,6 +112,23 @@ def drain_part(
         group.rouse(awake)
     else:
         awake(None)
+
+
+def check_drained(requests: Requests, message: CheckDrainedRequest, group: TopicGroup) -> None:
+    """Answer where the log of a closed topic ends, if nothing is left in it.
+
+    A topic with parts is deleted after all parts have answered this. It may be opened again in
+    between, which makes the deletion void.
+    """
+    if not to_publishers(group.row.closed):
+        text = f"topic {group.name!r} is open to publishers"
+        raise Refused(E_NOT_EMPTY, f"{text}: close it first (zsq topic close {group.name})")
+
+    def drained(end: int, unseal: Callable[[], None]) -> None:
+        unseal()
+        requests.done(message.request, {"end": end})
+
+    drain_part(requests, message, group, drained)
 
 
 class _Deletion:
@@ -179,7 +198,7 @@ class _Deletion:
         )
         text = (
             f"{subject} has {left} messages that are not finished{self._by_channel(end)}; {drain}, "
-            f"or {'delete' if self._removal is None else 'remove'} it with force and lose them"
+            f"or use force and lose them"
         )
         return Refused(E_NOT_EMPTY, text)
 
@@ -496,6 +515,7 @@ class _Closing:
 
 HANDLERS: Final[Mapping[type[AdminRequest[Any]], GroupHandler]] = {
     DeleteRequest: delete,
+    CheckDrainedRequest: check_drained,
     CloseRequest: close_or_open,
     OpenRequest: close_or_open,
 }

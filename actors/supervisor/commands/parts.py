@@ -391,6 +391,12 @@ class Parts:
         )
 
     def _remove(self, message: DeleteRequest) -> None:
+        if not (message.force or message.drained):
+            # The brokers of the parts know what is left in them. So the client asks them first.
+            decision = self._view.manage(message, is_fresh=True)
+            assert isinstance(decision, p.Spread)
+            self._requests.spread(message.request, decision)
+            return
         entry = self._view.removal(message, uuid.uuid4().hex)
         done = partial(self._requests.done, message.request, {})
         self._append(message.request, iter([entry]), done)

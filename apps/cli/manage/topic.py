@@ -546,13 +546,9 @@ def topic_retire(topic: str, wait: float | None, admin: Admin) -> None:
     the topic again with zsq topic open.
     """
     with stop_signals() as stopping:
-        if part_of(topic) or topic_of(admin, topic).parts:
-            raise ZsqError(
-                E_UNSUPPORTED,
-                f"{topic} has parts, or is one, and cannot be retired. Close it with zsq topic "
-                "close, and wait until zsq cluster shows no backlog. zsq topic delete TOPIC "
-                "--force deletes the topic with all its parts",
-            )
+        if part_of(topic):
+            text = f"{topic} is a part: close it, and then use zsq topic remove-part {topic}"
+            raise ZsqError(E_UNSUPPORTED, text)
         admin.close_topic(topic)
         _say(f"{topic} is closed to publishers")
         deadline = None if wait is None or wait < 0 else time.monotonic() + wait
@@ -568,7 +564,7 @@ def topic_retire(topic: str, wait: float | None, admin: Admin) -> None:
 def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None) -> None:
     """Wait until the topic has no messages left to deliver."""
     shown, said_at = "", 0.0
-    while left := remaining(topic_of(admin, topic).row):
+    while left := _left(topic_of(admin, topic)):
         now = time.monotonic()
         text = "; ".join(left)
         if text != shown or now - said_at > SAY_S:
@@ -584,6 +580,12 @@ def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None)
             )
         if stopping.wait(LOOK_S):
             raise _stopped(topic)
+
+
+def _left(combined: WholeTopic) -> list[str]:
+    """Return texts about the messages that are left, also in parts that do not answer."""
+    missing = [f"parts that do not answer ({combined.missing})"] if combined.unanswered else []
+    return remaining(combined.row) + missing
 
 
 def _stopped(topic: str) -> ZsqError:

@@ -233,8 +233,8 @@ def test_an_intact_entry_of_a_wrong_form_is_void(row: dict[str, Any], why: str) 
 
 
 def test_more_fields_are_ignored() -> None:
-    row = {"kind": "remove", "id": hex_of(1), "uuid": hex_of(2), "by": "ann"}
-    assert decode_entry(line(**row)) == RemoveEntry(hex_of(1), hex_of(2))
+    row = {"kind": "open", "id": hex_of(1), "uuid": hex_of(2), "part": 3, "by": "ann"}
+    assert decode_entry(line(**row)) == OpenEntry(hex_of(1), hex_of(2), 3)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +295,33 @@ def test_parts_are_closed_and_opened_again() -> None:
     assert counts == [True] * 8
     assert directory.topics["clicks"].closed == {1}
     assert directory.topics["clicks"].parts == (0, 1, 0)
+
+
+def test_a_topic_that_was_drained_is_deleted_only_while_all_parts_are_closed() -> None:
+    gone = RemoveEntry(hex_of(50), hex_of(5), is_drained=True)
+    entries: list[Entry] = [*TWO_BROKERS, topic(5, brokers=(0, 1, 0)), close(5, 0, 41)]
+    entries += [close(5, 1, 42), remove_part(1, 0, 9, 43)]
+    _, counts = replay(*entries, gone)
+    assert counts[-1] is False
+    directory, counts = replay(*entries, close(5, 2, 44), gone)
+    assert counts[-1] is True
+    assert not directory.topics
+    _, counts = replay(*entries, close(5, 2, 44), reopen(5, 0, 45), gone)
+    assert counts[-1] is False
+
+
+def test_a_topic_of_one_broker_comes_with_its_closed_and_removed_parts() -> None:
+    entries: list[Entry] = [*TWO_BROKERS, topic(5), part(5, 0, 40), close(5, 0, 41)]
+    before, _ = replay(*entries, close(5, 1, 42), remove_part(1, 0, 17, 43))
+    entry = before.topics["clicks"].as_entry(hex_of(44))
+    assert decode_entry(encode_entry(entry)) == entry
+    after, counts = replay(*TWO_BROKERS, entry)
+    assert counts[-1]
+    assert after.topics == before.topics
+    local = Directory()
+    assert [local.add(one) for one in (*TWO_BROKERS, entry)] == [None] * 3
+    assert local.topics == before.topics
+    assert local.add(entry) is not None
 
 
 def test_a_part_that_was_removed_never_comes_back() -> None:
@@ -396,6 +423,12 @@ def test_a_part_moves_to_another_broker_and_back() -> None:
         (remove(7, 99), "E_NOT_FOUND", "was removed"),
         (remove(8, 99), "E_NOT_FOUND", "does not exist"),
         (broker(3, id=1_001), "E_EXISTS", "entry 0 has the same id"),
+        (RemoveEntry(hex_of(99), hex_of(5), True), "E_NOT_EMPTY", "clicks#0 is open to publishers"),
+        (topic(8, "other", (0, -1)), "E_NOT_FOUND", "the cluster has no broker -1"),
+        (topic(8, "other")._replace(closed=(2,)), "E_BAD_ARGUMENT", "not among its parts"),
+        (topic(8, "other")._replace(removed=((1, 5),)), "E_BAD_ARGUMENT", "not among its parts"),
+        (topic(8, "other", (0, -1))._replace(removed=((2, 5),)), "E_BAD_ARGUMENT", "not among its"),
+        (topic(8, "other", (-1,))._replace(removed=((0, 5),)), "E_BAD_ARGUMENT", "not among its"),
     ],
 )
 def test_a_void_entry_changes_nothing(entry: Entry, code: str, why: str) -> None:

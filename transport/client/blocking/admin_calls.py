@@ -127,7 +127,8 @@ class AdminCalls(Asker):
     def delete_topic(self, name: str, force: bool = False) -> Nothing:
         """Delete a topic.
 
-        Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True.
+        Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True. A
+        topic with parts must then be closed to publishers, and all of its brokers must answer.
         """
         return self._carry_out(administration.delete_topic(name, force))
 

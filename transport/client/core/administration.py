@@ -27,6 +27,7 @@ from ...wire.admin_requests import (
     AnswerT,
     AuditRequest,
     CancelDelayedRequest,
+    CheckDrainedRequest,
     ChunksRequest,
     CloseRequest,
     ClusterRequest,
@@ -216,9 +217,15 @@ def configure_channel(
 def delete_topic(name: str, force: bool = False) -> Asking[Nothing]:
     """Delete a topic.
 
-    Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True.
+    Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True. A
+    topic with parts must then be closed to publishers, and all of its brokers must answer.
     """
-    return ask_admin(DeleteRequest(check_name(name), force=force))
+    request = DeleteRequest(check_name(name), force=force)
+    try:
+        return (yield from ask_admin(request))
+    except HasParts:
+        yield from ask_admin(CheckDrainedRequest(name))
+        return (yield from ask_admin(replace(request, drained=True)))
 
 
 def close_topic(name: str, to: Side = "publishers") -> Asking[Closed]:

@@ -32,7 +32,6 @@ from zsq.transport.errors import (
     E_CLOSING,
     E_EXISTS,
     E_LIMIT,
-    E_NOT_EMPTY,
     E_NOT_FOUND,
     E_PARTS,
     E_UNSUPPORTED,
@@ -337,11 +336,12 @@ def test_parts_that_cannot_be_added_are_refused(topic: str, count: Any, code: st
         more(topic, count)
 
 
-def test_a_topic_with_parts_is_deleted_only_with_force() -> None:
+def test_a_topic_with_parts_is_deleted_drained_or_with_force() -> None:
     known = full()
     assert known.is_parted("clicks")
-    with pytest.raises(ZsqError, match=E_NOT_EMPTY):
-        known.removal(parsed(p.Manage(1, "delete", "clicks", "", {}, {})), ids()[0])
+    drained = {"drained": True}
+    entry = known.removal(parsed(p.Manage(1, "delete", "clicks", "", drained, {})), ids()[0])
+    assert entry == RemoveEntry(ids()[0], CLICKS, is_drained=True)
     entry = known.removal(
         parsed(p.Manage(1, "delete", "clicks", "", {"force": True}, {})), ids()[0]
     )

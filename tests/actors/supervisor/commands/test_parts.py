@@ -447,6 +447,23 @@ def test_a_topic_with_parts_is_deleted_at_all_brokers(world: World) -> None:
     assert world.audited == [("create", "clicks#0"), ("delete", "clicks#0")]
 
 
+def test_a_topic_with_parts_is_deleted_without_force_after_its_parts_were_asked(
+    world: World,
+) -> None:
+    world.manage("delete", "clicks")
+    assert isinstance(world.answer(), p.Spread), "the client asks the brokers of all parts"
+    world.manage("delete", "clicks", drained=True)
+    found = entry(world.obey(Refused(E_NOT_EMPTY, "part clicks#1 is open to publishers")))
+    assert found == RemoveEntry(found.id, CLICKS, is_drained=True)
+    assert world.error() == E_NOT_EMPTY
+    assert not world.deletions
+    world.add(CloseEntry(f"{4:032x}", CLICKS, 0), CloseEntry(f"{5:032x}", CLICKS, 1))
+    world.manage("delete", "clicks", drained=True)
+    world.obey()
+    assert world.answer() == p.Done(9, {})
+    assert world.deletions.keys() == {"clicks#0"}
+
+
 def test_a_topic_that_was_created_again_gets_its_part_after_the_old_one_is_deleted(
     world: World,
 ) -> None:
@@ -711,7 +728,7 @@ def test_a_change_that_the_registry_cannot_note_did_not_happen(alone: World) -> 
 
 
 def joined(world: World) -> World:
-    """Let a broker that has topic clicks alone, with a closed and a removed part, join a cluster."""
+    """Let a broker with topic clicks, which has a closed and a removed part, join a cluster."""
     world.manage("create", "clicks", parts=3)
     world.answer()
     world.manage("close", "clicks#0")
