@@ -310,7 +310,7 @@ class ClusterView:
             if not self.is_read:
                 raise self._unknown(f"where part {name!r} is")
             known = f"has no part {number}" if parted is not None else "has no parts"
-            raise NotFound(E_NOT_FOUND, f"topic {topic!r} {known} in this cluster")
+            raise NotFound(E_NOT_FOUND, f"topic {topic!r} {known}")
         if number in parted.ends:
             return self._spread(parted)  # it has the other parts, so that clients can use them
         if parted.parts[number] != self.me:
@@ -491,7 +491,7 @@ class ClusterView:
         if topic in self._local:
             text = f"topic {topic!r} has no parts; create another topic with parts"
             raise UsageError(E_BAD_ARGUMENT, text)
-        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist in this cluster")
+        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
 
     def _check_read(self) -> None:
         if not self.is_read or self._stuck:
