@@ -52,25 +52,25 @@ class WholeTopic(NamedTuple):
 
 
 class TopicName(NamedTuple):
-    """A topic with the channels that are known, and the number of its parts, or 0 without parts."""
+    """A topic with the channels that are known, and the numbers of its parts, if it has any."""
 
     channels: Sequence[str]
-    parts: int = 0
+    parts: Sequence[int] = ()
 
 
 def whole_names(
-    topics: Mapping[str, Iterable[str]], parts: Mapping[str, int]
+    topics: Mapping[str, Iterable[str]], parts: Mapping[str, Sequence[int]]
 ) -> dict[str, TopicName]:
     """Return the topics of a broker and of its cluster, by name. A topic with parts is one topic.
 
-    `topics` has the topics and parts of the broker, each with its channels. `parts` has the number
-    of parts of each topic in the directory of the cluster.
+    `topics` has the topics and parts of the broker, each with its channels. `parts` has the numbers
+    of the parts of each topic in the directory of the cluster.
     """
     channels: dict[str, set[str]] = {}
     for name, of_topic in topics.items():
         channels.setdefault(base_of(name), set()).update(of_topic)
     return {
-        name: TopicName(sorted(channels.get(name, ())), parts.get(name, 0))
+        name: TopicName(sorted(channels.get(name, ())), parts.get(name, ()))
         for name in sorted(channels.keys() | parts.keys())
     }
 

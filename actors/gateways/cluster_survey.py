@@ -16,7 +16,7 @@ from typing import Final
 
 from ...transport.client.asyncio.aio import Admin
 from ...transport.client.blocking.asker import named_by
-from ...transport.errors import E_UNSUPPORTED, ZsqError
+from ...transport.errors import ZsqError
 from ...transport.wire.answers import ClusterBroker
 from ..statistics.cluster import (
     Answer,
@@ -79,16 +79,12 @@ class ClusterSurvey:
     async def report(self) -> Report:
         """Ask all, and return the report. Raises `ZsqError` only for the broker of `admin`."""
         mine = await self._look(self._admin)
-        is_cluster = True
-        try:
-            cluster = await self._admin.cluster(fresh=self._fresh)
-        except ZsqError as error:
-            if error.code != E_UNSUPPORTED:
-                raise
-            cluster, is_cluster = alone(mine), False
+        cluster = await self._admin.cluster(fresh=self._fresh)
+        if not cluster["is_shared"]:
+            cluster = alone(cluster, mine)
         answers = await asyncio.gather(*(self._ask(broker, mine) for broker in cluster["brokers"]))
         numbers = [broker["number"] for broker in cluster["brokers"]]
-        return merge(cluster, dict(zip(numbers, answers, strict=True)), is_cluster)
+        return merge(cluster, dict(zip(numbers, answers, strict=True)))
 
     async def _ask(self, broker: ClusterBroker, mine: Seen) -> Sequence[Answer]:
         """Return the answers at the addresses of a broker, and at those of its standbys."""

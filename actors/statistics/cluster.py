@@ -27,7 +27,13 @@ from typing import Any, Final, NamedTuple, TypedDict
 from ...transport.errors import E_BAD_KEY, E_FENCED, E_FORBIDDEN, E_STANDBY
 from ...transport.names import part_name, part_of
 from ...transport.reports import BrokerStats
-from ...transport.wire.answers import ClusterAnswer, ClusterBroker, ClusterTopic, OverviewAnswer
+from ...transport.wire.answers import (
+    ClusterAnswer,
+    ClusterBroker,
+    ClusterTopic,
+    OverviewAnswer,
+    places_of,
+)
 
 PRIMARY: Final = "primary"
 STANDBY: Final = "standby"
@@ -210,29 +216,22 @@ def seen_in_stats(stats: BrokerStats) -> Seen:
     return Seen(stats["uuid"], stats["health"], bucket, parts)
 
 
-def alone(seen: Seen) -> ClusterAnswer:
-    """Return the directory of a broker that belongs to no cluster."""
-    urls = seen.addresses("addresses")
-    only: ClusterBroker = {
-        "number": 0,
-        "uuid": seen.uuid,
-        "addresses": urls,
-        "bucket": "",
-        "me": True,
-    }
-    return {"brokers": [only], "topics": [], "directory": 0, "trouble": ""}
+def alone(directory: ClusterAnswer, seen: Seen) -> ClusterAnswer:
+    """Return the directory of a broker that belongs to no cluster, with the addresses at which the
+    broker itself and its standbys are found.
+    """
+    (only,) = directory["brokers"]
+    return {**directory, "brokers": [{**only, "addresses": seen.addresses("addresses")}]}
 
 
 # Merging
 
 
-def merge(
-    directory: ClusterAnswer, answers: Mapping[int, Sequence[Answer]], is_cluster: bool = True
-) -> Report:
+def merge(directory: ClusterAnswer, answers: Mapping[int, Sequence[Answer]]) -> Report:
     """Return the report. `answers` are by the numbers of the brokers in the directory."""
     counts: dict[int, int] = {}
     for topic in directory["topics"]:
-        for number in topic["parts"]:
+        for number in places_of(topic).values():
             counts[number] = counts.get(number, 0) + 1
     rows, seen = [], {}
     for broker in directory["brokers"]:
@@ -240,7 +239,7 @@ def merge(
         row, seen[number] = broker_row(broker, answers.get(number, ()), counts.get(number, 0))
         rows.append(row)
     return {
-        "is_cluster": is_cluster,
+        "is_cluster": directory["is_shared"],
         "brokers": rows,
         "topics": [topic_row(topic, seen) for topic in directory["topics"]],
         "directory": directory["directory"],
@@ -329,7 +328,7 @@ def topic_row(topic: ClusterTopic, seen: Mapping[int, Seen | None]) -> TopicRow:
     """Return the row of a topic with a row for each of its parts."""
     parts: list[PartRow] = []
     channels: dict[str, int] = {}
-    for part, broker in enumerate(topic["parts"]):
+    for part, broker in places_of(topic).items():
         name, of_broker = part_name(topic["topic"], part), seen.get(broker)
         seen_part = of_broker.parts.get(name) if of_broker is not None else None
         row: PartRow = {

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from ...transport.names import part_of
 from ...transport.units import NS_PER_MS
 from ...transport.wire import answers
 from ...transport.wire.admin_requests import OverviewRequest
@@ -232,9 +233,9 @@ class Overview:
 
 
 def _is_clustered(view: BrokerView) -> bool:
-    """Return True if other brokers belong to this one."""
+    """Return True if other brokers belong to this one, or if it has topics with parts."""
     rows = section_rows(view)
-    return any(
+    return any("#" in name and part_of(name) is not None for name in view.groups) or any(
         section.shows_cluster(rows[section.level]) for section in SECTIONS if section.level in rows
     )
 

@@ -100,7 +100,8 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
         rebuilt.said.append(
             f"the copy {old_name} is lost too, and with it: this directory's uuid and node "
             "number (now 0), the topics' settings (now the"
-            " defaults) and sync modes (now always), their schedules, the records of imports, and "
+            " defaults) and sync modes (now always), their schedules, which topics had parts here "
+            "(create them again with --parts: they get their parts), the records of imports, and "
             "the last "
             "offsets of deleted topics (a new topic of that"
             " name begins at offset 0)"

@@ -75,7 +75,7 @@ def known_names(url: Any, timeout: float = QUICK_S) -> dict[str, Sequence[str]]:
         return {}
     known: dict[str, Sequence[str]] = {}
     for name, topic in topics.items():
-        for log in (name, *(part_name(name, number) for number in range(topic.parts))):
+        for log in (name, *(part_name(name, number) for number in topic.parts)):
             known[log] = topic.channels
     return known
 
@@ -84,10 +84,11 @@ def topic_names(admin: Admin) -> dict[str, TopicName]:
     """Return the topics of the broker, and all topics with parts of its cluster."""
     from ...transport.errors import E_UNSUPPORTED, UsageError
     from ...transport.whole_topic import whole_names
+    from ...transport.wire.answers import places_of
 
     topics = admin.topics()
     try:
-        parts = {row["topic"]: len(row["parts"]) for row in admin.cluster()["topics"]}
+        parts = {row["topic"]: [*places_of(row)] for row in admin.cluster()["topics"]}
     except UsageError as error:
         if error.code != E_UNSUPPORTED:
             raise

@@ -145,7 +145,8 @@ class TopicLogs:
     def ended(self, topic: str) -> int | None:
         """Return the offset at which a topic ended that was deleted, or None if it is not known.
 
-        A part may have been at any broker of the cluster.
+        Of a part that was removed, each broker of the cluster knows it. A part of a topic that was
+        deleted may have been at any broker.
         """
         try:
             return self._asker().ended(topic)
@@ -216,7 +217,7 @@ class TopicLogs:
             )
             # With a pattern, topics come and go. A connection to one that is gone is closed.
             self._close(self._readers.pop(topic))
-            self._names.pop(topic, None)
+            self._names.pop(base_of(topic), None)
             raise NotFound(E_NOT_FOUND, text) from None
 
     def offset_at(self, topic: str, time_ms: int) -> int:

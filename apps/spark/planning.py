@@ -22,8 +22,8 @@ of its own:
 
 New parts join at the next micro-batch, and are read from their first message on. So do new topics
 that a pattern matches (`subscribePattern`). A topic that it matched and that does not exist any
-more leaves the position. This is data loss, unless the broker knows that the topic ended where the
-query has read up to.
+more leaves the position, and so does a part that was removed. This is data loss, unless the broker
+knows that the topic or the part ended where the query has read up to.
 """
 
 from __future__ import annotations
@@ -263,17 +263,35 @@ class _Plan:
 
     def _extents(self) -> dict[str, Extent]:
         """Return the logs that the query reads now, with their extents."""
-        if not self._options.pattern:
-            return {name: self.logs.extent(name) for name in self.names()}
         extents: dict[str, Extent] = {}
         for topic in self.topics():
             try:
-                extents.update({name: self.logs.extent(name) for name in self.logs.names(topic)})
+                extents.update(self._extents_of(topic))
             except (NotFound, HasParts):
+                if not self._options.pattern:
+                    raise
                 # It was deleted after the topics were listed, or was created again with parts. The
                 # next list has what there is now, and `unlisted` says what the query has lost.
                 LOGGER.info("topic %s was listed, and has changed since", topic)
         return extents
+
+    def _extents_of(self, topic: str) -> dict[str, Extent]:
+        """Return the logs of one topic with their extents.
+
+        A part may have been removed after the parts were listed. `unlisted` says what is lost.
+        """
+        extents: dict[str, Extent] = {}
+        for name in self.logs.names(topic):
+            try:
+                extents[name] = self.logs.extent(name)
+            except NotFound:
+                if not self._is_removed(name):
+                    raise
+        return extents
+
+    def _is_removed(self, name: str) -> bool:
+        """Return True if this is a part that was removed from its topic, which still exists."""
+        return part_of(name) is not None and self.logs.ended(name) is not None
 
     def _check_named(self, points: Mapping[str, Point], side: str, extents: Iterable[str]) -> None:
         """Check that points for topics by name are for exactly those that the pattern matches.
@@ -571,7 +589,7 @@ class StreamPlan(_Plan):
         return extents
 
     def unlisted(self, place: StreamPosition, listed: Collection[str]) -> dict[str, Extent]:
-        """Return the logs of `place` that exist although the list of topics lacks them.
+        """Return the logs of `place` that exist although the list of topics or parts lacks them.
 
         The list may lack a topic, for example while the broker reads the directory of its cluster.
         So the topic itself is asked. If it does not exist, it was deleted. That is data loss,
@@ -579,20 +597,21 @@ class StreamPlan(_Plan):
         last look would otherwise be lost without notice.
         """
         unlisted: dict[str, Extent] = {}
-        if not self._options.pattern:
-            return unlisted
         for name, offset in place.offsets.items():
             if name in listed or not self._options.reads(name):
                 continue
+            if not self._options.pattern and part_of(name) is None:
+                continue  # it has parts now
             try:
                 unlisted[name] = self.logs.extent(name)
             except (NotFound, HasParts):
-                if self.logs.ended(name) == offset:
+                ended = self.logs.ended(name)
+                if ended == offset:
                     LOGGER.info("topic %s was deleted after all of it was read", name)
                     continue
+                end = "it may have had more messages" if ended is None else f"it ended at {ended}"
                 self._lost(
-                    f"topic {name} was deleted after it was read up to offset {offset}, and it may "
-                    "have had more messages"
+                    f"topic {name} was deleted after it was read up to offset {offset}, and {end}"
                 )
         return unlisted
 
@@ -650,7 +669,7 @@ class StreamPlan(_Plan):
             try:
                 extent = self.logs.extent(topic)
             except (NotFound, HasParts):
-                if not self._options.pattern:
+                if not self._options.pattern and not self._is_removed(topic):
                     raise
                 if stop > first:
                     self._lost(

@@ -15,7 +15,8 @@ removed. Everybody who reads the same entries gets the same view.
 | ready | that other broker lives, and is ready to take the part |
 | give | the broker that had a part has released it, and another one has it now |
 | taken | that other one has all of the part in its own bucket |
-| remove | a topic and all its parts are deleted |
+| remove part | a closed part is deleted; its number is not used again |
+| remove | a topic and all its parts are deleted, perhaps only if all parts are closed |
 
 An entry may be *void*: nobody obeys it. `Directory.objection` says which entries are void. This
 depends only on the entries before it. So whoever adds an entry reads it again to learn whether it
@@ -26,6 +27,10 @@ The *hold* of a part is the number of times that it was given. A `move` names th
 about, and a `give` the next one. So the first `give` of a hold counts, and later ones are void.
 Only the broker that has a part gives it, after its own bucket has that it did. So the directory
 grants nothing that the log of that broker does not grant (tests/models/parts_model.py).
+
+A `remove part` counts only while the part is closed, does not move, and another part is open. So
+the order of the entries decides between a removal and an `open`, a `move`, or the removal of
+another part. None of them needs a lock.
 
 The rules of void entries are part of the format. A change of them needs a new version. A reader
 stops at an entry of an unknown version or kind, because it cannot know what the entry changes.
@@ -39,8 +44,10 @@ from typing import Any, Final, NamedTuple, Self
 from ...transport.errors import (
     E_BAD_ARGUMENT,
     E_BAD_NAME,
+    E_CLOSING,
     E_EXISTS,
     E_LIMIT,
+    E_NOT_EMPTY,
     E_NOT_FOUND,
     UsageError,
 )
@@ -74,6 +81,10 @@ class BrokerEntry(NamedTuple):
 class TopicEntry(NamedTuple):
     """A new topic. `brokers`: the number of the broker of each part. `settings`: those of all
     parts, {"sync", "retention"} or less.
+
+    A topic that one broker had alone before (`actors/supervisor/cluster/local_directory.py`) may
+    have closed parts, and parts that were removed: `removed` has their numbers, and where their
+    logs ended. Their broker is NOBODY.
     """
 
     id: str
@@ -81,6 +92,8 @@ class TopicEntry(NamedTuple):
     uuid: str
     brokers: tuple[int, ...]
     settings: Mapping[str, Any]
+    closed: tuple[int, ...] = ()
+    removed: tuple[tuple[int, int], ...] = ()
 
 
 class PartEntry(NamedTuple):
@@ -152,11 +165,24 @@ class TakenEntry(NamedTuple):
     hold: int
 
 
-class RemoveEntry(NamedTuple):
-    """The topic with this uuid is deleted."""
+class RemovePartEntry(NamedTuple):
+    """A part is deleted. Its log ended before the offset `end`. `hold`: its hold at this time."""
 
     id: str
     uuid: str
+    part: int
+    hold: int
+    end: int
+
+
+class RemoveEntry(NamedTuple):
+    """The topic with this uuid is deleted. `is_drained`: only if no part takes messages, because
+    somebody has found that all of them are finished.
+    """
+
+    id: str
+    uuid: str
+    is_drained: bool = False
 
 
 class Unusable(NamedTuple):
@@ -167,7 +193,7 @@ class Unusable(NamedTuple):
 
 Entry = (
     BrokerEntry | TopicEntry | PartEntry | CloseEntry | OpenEntry | MoveEntry | ReadyEntry
-    | GiveEntry | TakenEntry | RemoveEntry
+    | GiveEntry | TakenEntry | RemovePartEntry | RemoveEntry
 )  # fmt: skip
 _Move = MoveEntry | ReadyEntry | GiveEntry | TakenEntry
 _NAMES: Final[Mapping[type[Entry], str]] = {
@@ -180,6 +206,7 @@ _NAMES: Final[Mapping[type[Entry], str]] = {
     ReadyEntry: "ready",
     GiveEntry: "give",
     TakenEntry: "taken",
+    RemovePartEntry: "remove part",
     RemoveEntry: "remove",
 }
 _KINDS: Final[Mapping[str, type[Entry]]] = {name: kind for kind, name in _NAMES.items()}
@@ -199,12 +226,21 @@ def entry_number(name: str) -> int:
 
 def encode_entry(entry: Entry) -> bytes:
     """Return the content of the entry's object."""
-    return documents.encode_line(KIND, VERSION, {"kind": _NAMES[type(entry)], **entry._asdict()})
+    return documents.encode_line(KIND, VERSION, row_of_entry(entry))
 
 
 def decode_entry(raw: bytes) -> Entry | Unusable:
     """Return the entry. Raises `Damaged`, or `ForeignDirectory` for another version or kind."""
-    row = documents.decode_line(raw, KIND, VERSION)
+    return entry_of_row(documents.decode_line(raw, KIND, VERSION))
+
+
+def row_of_entry(entry: Entry) -> dict[str, Any]:
+    """Return the entry as an object of JSON."""
+    return {"kind": _NAMES[type(entry)], **entry._asdict()}
+
+
+def entry_of_row(row: Mapping[str, Any]) -> Entry | Unusable:
+    """Return the entry from an object of JSON. Raises `ForeignDirectory` for an unknown kind."""
     name = row.get("kind")
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
@@ -218,15 +254,21 @@ def decode_entry(raw: bytes) -> Entry | Unusable:
         if why := _CHECKS[field](row[field]):
             return Unusable(f"{field} must be {why}, not {repr(row[field])[:80]}")
     values = {field: row[field] for field in fields}
-    for field in ("addresses", "brokers"):
+    for field in ("addresses", "brokers", "closed"):
         if field in values:
             values[field] = tuple(values[field])
+    if "removed" in values:
+        values["removed"] = tuple(map(tuple, values["removed"]))
     return kind(**values)
 
 
 def _hex(value: object) -> str:
     good = is_uuid(value)
     return "" if good else "32 hex digits"
+
+
+def _bool(value: object) -> str:
+    return "" if isinstance(value, bool) else "true or false"
 
 
 def _text(value: object) -> str:
@@ -240,6 +282,13 @@ def _number(value: object) -> str:
 def _numbers(value: object) -> str:
     good = isinstance(value, list) and all(type(number) is int for number in value)
     return "" if good else "a list of numbers"
+
+
+def _ends(value: object) -> str:
+    good = isinstance(value, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and not any(map(_count, pair)) for pair in value
+    )
+    return "" if good else "a list of pairs: a number, and an offset"
 
 
 def _addresses(value: object) -> str:
@@ -271,9 +320,13 @@ _CHECKS: Final = {
     "broker": _number,
     "part": _number,
     "brokers": _numbers,
+    "closed": _numbers,
+    "removed": _ends,
     "addresses": _addresses,
     "bucket": _url,
     "hold": _count,
+    "end": _count,
+    "is_drained": _bool,
     "log": _hex,
     "tick": _count,
     "settings": _settings,
@@ -309,10 +362,11 @@ FIRST_HOLD: Final = Hold()
 
 
 class PartedTopic(NamedTuple):
-    """A topic with parts. `parts` has the number of the broker of each part.
+    """A topic with parts. `parts` has the number of the broker of each part, and NOBODY for each
+    part that was removed.
 
     `closed`: the numbers of the parts that take no more messages. `holds`: the parts with another
-    hold than FIRST_HOLD.
+    hold than FIRST_HOLD. `ends`: the parts that were removed, and where their logs ended.
     """
 
     topic: str
@@ -321,9 +375,30 @@ class PartedTopic(NamedTuple):
     settings: Mapping[str, Any]
     closed: frozenset[int] = frozenset()
     holds: Mapping[int, Hold] = {}
+    ends: Mapping[int, int] = {}
 
     def hold(self, part: int) -> Hold:
         return self.holds.get(part, FIRST_HOLD)
+
+    @property
+    def places(self) -> Mapping[int, int]:
+        """The parts that were not removed, and the numbers of their brokers."""
+        return {part: at for part, at in enumerate(self.parts) if at != NOBODY}
+
+    def why_missing(self, part: int) -> str:
+        """Return why there is no part with this number, or "" if there is one."""
+        if part in self.ends:
+            return f"part {part_name(self.topic, part)} was removed"
+        is_known = 0 <= part < len(self.parts)
+        return "" if is_known else f"topic {self.topic} has no part {part}"
+
+    def as_entry(self, id: str) -> TopicEntry:
+        """Return the entry that creates this topic as it is. No part may have moved."""
+        removed = tuple(sorted(self.ends.items()))
+        return TopicEntry(
+            id, self.topic, self.uuid, self.parts, self.settings, tuple(sorted(self.closed)),
+            removed,
+        )  # fmt: skip
 
     def with_hold(self, part: int, hold: Hold) -> Self:
         return self._replace(holds={**self.holds, part: hold})
@@ -389,13 +464,28 @@ class Directory:
             self._obey(entry)
         return counts
 
+    def add(self, entry: Entry) -> Objection | None:
+        """Apply an entry that was not written, as the next one, unless it would be void.
+
+        Return why it would be.
+        """
+        objection = self.objection(entry)
+        if objection is None:
+            self._ids[entry.id] = self.next
+            self.next += 1
+            self._obey(entry)
+        return objection
+
     def _obey(self, entry: Entry) -> None:
         match entry:
             case BrokerEntry(uuid=uuid, addresses=addresses, bucket=bucket):
                 number = self._number_of.setdefault(uuid, len(self._brokers))
                 self._brokers[number : number + 1] = [Broker(number, uuid, addresses, bucket)]
             case TopicEntry():
-                parted = PartedTopic(entry.topic, entry.uuid, entry.brokers, entry.settings)
+                parted = PartedTopic(
+                    entry.topic, entry.uuid, entry.brokers, entry.settings,
+                    closed=frozenset(entry.closed), ends=dict(entry.removed),
+                )  # fmt: skip
                 self.topics[entry.topic] = parted
                 self._names[entry.uuid] = entry.topic
             case PartEntry():
@@ -413,6 +503,9 @@ class Directory:
             case MoveEntry() | ReadyEntry() | GiveEntry() | TakenEntry():
                 name = self._names[entry.uuid]
                 self.topics[name] = _moved(self.topics[name], entry)
+            case RemovePartEntry():
+                name = self._names[entry.uuid]
+                self.topics[name] = _without(self.topics[name], entry)
             case RemoveEntry():
                 del self.topics[self._names.pop(entry.uuid)]
                 self.removed.add(entry.uuid)
@@ -434,8 +527,10 @@ class Directory:
                 return self._of_change(entry)
             case MoveEntry() | ReadyEntry() | GiveEntry() | TakenEntry():
                 return self._of_move(entry)
+            case RemovePartEntry():
+                return self._of_removal(entry)
             case RemoveEntry():
-                return self._of_unknown(entry.uuid)
+                return self._of_topic_removal(entry)
 
     def _of_topic(self, entry: TopicEntry) -> Objection | None:
         if entry.topic in self.topics:
@@ -447,7 +542,12 @@ class Directory:
         if not 0 < len(entry.brokers) <= PARTS_MAX:
             text = f"a topic has 1 to {PARTS_MAX} parts, not {len(entry.brokers)}"
             return Objection(E_BAD_ARGUMENT, text)
-        for broker in entry.brokers:
+        places = dict(enumerate(entry.brokers))
+        good = all(places.pop(part, 0) == NOBODY for part, _ in entry.removed)
+        if not (good and places and places.keys() >= {*entry.closed}):
+            text = f"the closed and removed parts of topic {entry.topic} are not among its parts"
+            return Objection(E_BAD_ARGUMENT, text)
+        for broker in places.values():
             if (objection := self._of_broker(broker)) is not None:
                 return objection
         return None
@@ -479,13 +579,39 @@ class Directory:
             return Objection(E_EXISTS, f"part {name} is still being taken over by broker {at}")
         return self._of_broker(entry.broker)
 
-    def _of_change(self, entry: CloseEntry | OpenEntry | _Move) -> Objection | None:
+    def _of_topic_removal(self, entry: RemoveEntry) -> Objection | None:
+        if (objection := self._of_unknown(entry.uuid)) is not None or not entry.is_drained:
+            return objection
+        topic = self.topics[self._names[entry.uuid]]
+        if not (open_ := sorted(topic.places.keys() - topic.closed)):
+            return None
+        text = f"part {part_name(topic.topic, open_[0])} is open to publishers"
+        return Objection(E_NOT_EMPTY, f"{text}: close the topic first (zsq topic close)")
+
+    def _of_removal(self, entry: RemovePartEntry) -> Objection | None:
+        if (objection := self._of_change(entry)) is not None:
+            return objection
+        topic = self.topics[self._names[entry.uuid]]
+        name, hold = part_name(topic.topic, entry.part), topic.hold(entry.part)
+        if (hold.number, hold.to, hold.origin) != (entry.hold, NOBODY, NOBODY):
+            text = f"part {name} is being moved, or was moved meanwhile"
+            return Objection(E_CLOSING, f"{text}: withdraw the move, or wait for its end")
+        if not topic.places.keys() - topic.closed - {entry.part}:
+            text = f"topic {topic.topic} has no other part that is open to publishers"
+            return Objection(E_BAD_ARGUMENT, f"{text}: open or add one, or delete the topic")
+        if entry.part not in topic.closed:
+            text = f"part {name} is open to publishers: close it first (zsq topic close {name})"
+            return Objection(E_NOT_EMPTY, text)
+        return None
+
+    def _of_change(
+        self, entry: CloseEntry | OpenEntry | RemovePartEntry | _Move
+    ) -> Objection | None:
         if (objection := self._of_unknown(entry.uuid)) is not None:
             return objection
         topic = self.topics[self._names[entry.uuid]]
-        if 0 <= entry.part < len(topic.parts):
-            return None
-        return Objection(E_NOT_FOUND, f"topic {topic.topic} has no part {entry.part}")
+        why = topic.why_missing(entry.part)
+        return Objection(E_NOT_FOUND, why) if why else None
 
     def _of_unknown(self, uuid: str) -> Objection | None:
         if uuid in self._names:
@@ -515,6 +641,16 @@ def _moved(topic: PartedTopic, entry: _Move) -> PartedTopic:
             return changed._replace(parts=(*topic.parts[:part], broker, *topic.parts[part + 1 :]))
         case TakenEntry():
             return topic.with_hold(part, hold._replace(origin=NOBODY))
+
+
+def _without(topic: PartedTopic, entry: RemovePartEntry) -> PartedTopic:
+    part = entry.part
+    return topic._replace(
+        parts=(*topic.parts[:part], NOBODY, *topic.parts[part + 1 :]),
+        closed=topic.closed - {part},
+        holds={number: hold for number, hold in topic.holds.items() if number != part},
+        ends={**topic.ends, part: entry.end},
+    )
 
 
 def why_unfit(topic: str) -> str | None:

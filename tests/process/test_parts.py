@@ -167,18 +167,6 @@ def test_the_command_says_at_how_many_brokers_the_parts_are(shared: Cluster) -> 
     assert "topic spread has 3 parts at 2 brokers" in done.stdout
 
 
-def test_a_topic_with_parts_is_not_closed_by_a_retire_that_cannot_end(
-    shared: Cluster, topic: str
-) -> None:
-    for name in (topic, f"{topic}#1"):
-        done = zsq_command.run_text("--url", shared.url, "topic", "retire", name, "--wait", "5s")
-        assert "E_UNSUPPORTED" in done.stderr
-        with zsq.Admin(shared.url) as admin:
-            rows = admin.stats(topic)["topics"]
-        assert [row["health"] for row in rows] == ["OK"] * PARTS
-        assert not any(row["closed"] for row in rows)
-
-
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_part_is_read_by_its_offsets_at_any_broker(
     shared: Cluster, topic: str, part: int

@@ -72,3 +72,40 @@ def test_spark_writes_and_reads_all_parts(
     copied = spark.read.format("zsq").options(url=cluster.url, topic="copy").load()
     values = Counter(bytes(row.value).decode() for row in copied.select("value").collect())
     assert values == {str(number): 2 + (number % 2 == 0) for number in range(ROWS)}
+
+
+def test_a_query_goes_on_after_a_part_was_removed(
+    cluster: Cluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    """It fails only if messages of the part were not read, and then names them."""
+    checkpoints = [str(tmp_path / name) for name in ("read", "late")]
+
+    def run(checkpoint: str, **given: str) -> None:
+        query = (
+            spark.readStream.format("zsq").option("url", cluster.url).options(**given)
+            .option("subscribe", "small").option("startingOffsets", "earliest").load()
+            .writeStream.format("noop").option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        try:
+            assert query.awaitTermination(100)
+        finally:
+            query.stop()
+
+    keys = [b"%d" % number for number in range(40)]
+    mine = sum(KeyParts(2).of(key) == 1 for key in keys)
+    with zsq.Admin(cluster.url) as admin, zsq.Producer(cluster.url) as producer:
+        admin.create_topic("small", parts=2)
+        admin.create_channel("small", "c")
+        producer.publish_many("small", keys, keys=keys)
+        for checkpoint in checkpoints:
+            run(checkpoint)
+        producer.publish_many("small", keys, keys=keys)
+        run(checkpoints[0])
+        admin.close_topic("small#1")
+        admin.seek("small", "c", "latest")
+        assert admin.remove_part("small#1") == {"end": 2 * mine}
+    run(checkpoints[0])
+    with pytest.raises(Exception, match=f"small#1 was deleted .* it ended at {2 * mine}"):
+        run(checkpoints[1])
+    run(checkpoints[1], failOnDataLoss="false")

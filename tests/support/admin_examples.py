@@ -53,5 +53,7 @@ EXAMPLES: Final[Mapping[type[r.AdminRequest[Any]], r.AdminRequest[Any]]] = {
         r.ClusterRequest(fresh=True),
         r.AddPartsRequest("t", count=2, brokers=(0, 1)),
         r.MovePartRequest("t#1", broker=3),
+        r.RemovePartRequest("t#1", force=True),
+        r.CheckDrainedRequest("t#1"),
     )
 }

@@ -21,7 +21,7 @@ from zsq.actors.statistics.broker_view import (
 )
 from zsq.actors.supervisor.commands import deletion
 from zsq.actors.supervisor.commands.requests import Requests
-from zsq.actors.supervisor.topics.registry_format import TopicRow
+from zsq.actors.supervisor.topics.registry_format import NO_PARTS, TopicRow
 from zsq.actors.supervisor.topics.topic_group import TopicGroup
 from zsq.transport.errors import ZsqError
 from zsq.transport.settings import NewChannelSettings
@@ -73,6 +73,7 @@ class Broker:
         self.registry = SimpleNamespace(
             uuid="0" * 32,
             topics={},
+            parted=NO_PARTS,
             ended={},
             set_state=lambda *_: None,
             note_created=lambda name: None,

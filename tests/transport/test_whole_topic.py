@@ -73,7 +73,7 @@ def test_parts_that_did_not_answer_are_named() -> None:
 
 
 def test_a_topic_with_parts_is_one_name() -> None:
-    names = whole_names({"u": ["x"], "t#0": ["b"], "t#2": ["a", "b"]}, {"t": 4, "far": 1})
+    names = whole_names({"u": ["x"], "t#0": ["b"], "t#2": ["a", "b"]}, {"t": [0, 1, 3], "far": [0]})
     assert names == {
-        "far": TopicName([], 1), "t": TopicName(["a", "b"], 4), "u": TopicName(["x"]),
+        "far": TopicName([], [0]), "t": TopicName(["a", "b"], [0, 1, 3]), "u": TopicName(["x"]),
     }  # fmt: skip

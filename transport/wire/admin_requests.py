@@ -35,6 +35,7 @@ from .answers import (
     Moving,
     Nothing,
     OverviewAnswer,
+    PartRemoved,
     Scheduled,
     ScheduleRows,
     Silenced,
@@ -145,9 +146,17 @@ class ConfigureChannelRequest(AdminRequest[ChannelConfigured]):
 
 @record(kw_only=True)
 class DeleteRequest(AdminRequest[Nothing]):
-    """Delete a topic or a channel. Without `force`, this is refused if messages are left."""
+    """Delete a topic or a channel. Without `force`, this is refused if messages are left.
+
+    `drained`: the client has asked all parts of the topic with CheckDrainedRequest.
+    """
 
     force: bool = False
+    drained: bool = False
+
+    @property
+    def fits_each_part(self) -> bool:
+        return bool(self.channel)
 
 
 @record(kw_only=True)
@@ -443,6 +452,20 @@ class MovePartRequest(AdminRequest[Moving]):
     broker: int
 
 
+@record(kw_only=True)
+class RemovePartRequest(AdminRequest[PartRemoved]):
+    """Remove a part that is closed. Without `force`, this is refused if messages are left in it."""
+
+    force: bool = False
+
+
+@record(kw_only=True)
+class CheckDrainedRequest(AdminRequest[PartRemoved]):
+    """Return where the log of a closed topic or part ends. This is refused if messages are left in
+    it.
+    """
+
+
 class Scope(Enum):
     """The thing that a request is about, which says what names it has."""
 
@@ -547,6 +570,15 @@ REQUESTS: Final = (
     _looking(ClusterRequest, "cluster", Scope.BROKER, Action.SEE_SOME),
     _changing(AddPartsRequest, "add_parts", Scope.TOPIC),
     _changing(MovePartRequest, "move", Scope.TOPIC, is_repeatable=True),
+    _changing(RemovePartRequest, "remove_part", Scope.TOPIC),
+    RequestRow(
+        CheckDrainedRequest,
+        "drained",
+        Scope.TOPIC,
+        Action.MANAGE_TOPIC,
+        is_audited=False,
+        each_part=True,
+    ),
 )
 
 ROW_OF: Final = {row.kind: row for row in REQUESTS}

@@ -63,6 +63,12 @@ class Moving(TypedDict):
     hold: int
 
 
+class PartRemoved(TypedDict):
+    """`end`: the offset at which the log of the part ended."""
+
+    end: int
+
+
 class ClusterBroker(TypedDict):
     """A broker of the cluster. `bucket`: the URL of its bucket. `me`: True for the one that
     answers.
@@ -76,8 +82,9 @@ class ClusterBroker(TypedDict):
 
 
 class ClusterTopic(TypedDict):
-    """A topic with parts. `parts`: the number of the broker of each part. `closed`: the numbers of
-    the parts that take no more messages. `moves`: the broker to which a part is being moved.
+    """A topic with parts. `parts`: the number of the broker of each part, or -1 if the part was
+    removed. `closed`: the numbers of the parts that take no more messages. `moves`: the broker to
+    which a part is being moved.
     """
 
     topic: str
@@ -87,16 +94,22 @@ class ClusterTopic(TypedDict):
     moves: Mapping[int, int]
 
 
+def places_of(topic: ClusterTopic) -> dict[int, int]:
+    """Return the parts of a topic that were not removed, with the numbers of their brokers."""
+    return {part: broker for part, broker in enumerate(topic["parts"]) if broker >= 0}
+
+
 class ClusterAnswer(TypedDict):
     """The cluster as one broker knows it.
 
-    `directory`: the number of the next entry in the directory. `trouble`: why the directory cannot
-    be read now, or "".
+    `directory`: the number of the next entry in the directory. `is_shared`: it is that of a
+    cluster, and not of this broker alone. `trouble`: why the directory cannot be read now, or "".
     """
 
     brokers: Sequence[ClusterBroker]
     topics: Sequence[ClusterTopic]
     directory: int
+    is_shared: bool
     trouble: str
 
 

@@ -292,7 +292,9 @@ class Spread(Wire):
     about a part that lies at this broker. The client then asks the right brokers.
 
     `parts`: (number, number of its broker) of each part. `brokers`: (number, addresses) of each
-    broker that has a part. `closed`: the numbers of the parts that take no more messages.
+    broker that has a part. Without addresses, it is the broker that answers. `closed`: the numbers
+    of the parts that take no more messages. `removed`: those of the parts that were removed, which
+    are not in `parts`.
     """
 
     op: ClassVar[int] = 14
@@ -302,6 +304,7 @@ class Spread(Wire):
     parts: tuple[tuple[int, int], ...]
     brokers: tuple[tuple[int, tuple[str, ...]], ...]
     closed: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
 
 
 # Producer and topic

@@ -13,7 +13,8 @@ to the new parts, and none moves between the others.
 
 If the part is closed, the key goes to one of the open parts, in the order of their numbers: to that
 of the jump consistent hash over the number of open parts. So when a part is closed, only its keys
-move.
+move. A part that was removed still counts in the number of parts, as a closed one. So no key moves
+when a closed part is removed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from dataclasses import replace
 from typing import Final
 
 from ..checksum import crc32c
-from ..errors import E_BAD_COMMAND, E_CLOSED, E_PARTS, Refused, UsageError
+from ..errors import (
+    E_BAD_COMMAND,
+    E_CLOSED,
+    E_NOT_FOUND,
+    E_PARTS,
+    NotFound,
+    Refused,
+    UsageError,
+)
 from ..names import PARTS_MAX, part_name, part_of
 from .address import Address, Space, parse
 from .addresses import ADDRESSES_MAX, Addresses, Rotation
@@ -50,7 +59,7 @@ class HasParts(UsageError):
         text = (
             f"topic {spread.topic} has {count} part{'s' * (count != 1)} at {brokers} "
             f"broker{'s' * (brokers != 1)}, and this is possible only for one part: name it, such "
-            f"as {part_name(spread.topic, 0)}"
+            f"as {part_name(spread.topic, min(spread.parts, default=(0, 0))[0])}"
         )
         super().__init__(E_PARTS, text)
         self.spread = spread
@@ -73,6 +82,7 @@ class KeyParts:
     """The parts of keys. Keys that were seen are not computed again.
 
     `count`: the number of parts. They have the numbers 0 to `count` - 1. Not all may be `closed`.
+    Parts that were removed count, and are closed.
     """
 
     def __init__(self, count: int, closed: Iterable[int] = ()) -> None:
@@ -98,22 +108,26 @@ class KeyParts:
 
 def parts_of_keys(spread: Spread) -> KeyParts:
     """Return the parts of keys of a topic. Raises `Refused` (E_CLOSED) if all parts are closed."""
-    parts = KeyParts(len(spread.parts), spread.closed)
+    count = len(spread.parts) + len(spread.removed)
+    parts = KeyParts(count, (*spread.closed, *spread.removed))
     if not parts.open:
-        text = f"all {parts.count} parts of topic {spread.topic} are closed to publishers"
-        raise Refused(E_CLOSED, f"{text}; open one (zsq topic open {spread.topic}#0), or add parts")
+        text = f"all {len(spread.parts)} parts of topic {spread.topic} are closed to publishers"
+        one = part_name(spread.topic, min(spread.parts)[0])
+        raise Refused(E_CLOSED, f"{text}; open one (zsq topic open {one}), or add parts")
     return parts
 
 
 def checked(spread: Spread) -> Spread:
     """Return the message. Raises `UsageError` (E_BAD_COMMAND) if a part of it is not usable.
 
-    Parts are numbered from 0 without gaps. The codec checks only that its fields are tuples.
+    Parts are numbered from 0. Only those that were removed are missing. The codec checks only that
+    its fields are tuples.
     """
     check_rows(spread.parts, 2, "the parts of a topic")
-    numbers = [number for number, _ in spread.parts]
-    good = 0 < len(numbers) <= PARTS_MAX and sorted(numbers) == list(range(len(numbers)))
-    good = good and all(type(item) is int for item in spread.closed)
+    numbers = [*spread.removed, *(number for number, _ in spread.parts)]
+    good = all(type(item) is int for item in (*spread.closed, *numbers))
+    good = good and len(numbers) <= PARTS_MAX and sorted(numbers) == list(range(len(numbers)))
+    good = good and bool(spread.parts)
     for row in spread.brokers:
         good = good and isinstance(row, tuple) and len(row) == 2 and type(row[0]) is int
         good = good and isinstance(row[1], tuple) and len(row[1]) <= ADDRESSES_MAX
@@ -125,9 +139,28 @@ def checked(spread: Spread) -> Spread:
 
 
 def addresses_of(spread: Spread, number: int) -> tuple[str, ...]:
-    """Return the addresses of the broker that has this part, or () if there is no such part."""
+    """Return the addresses of the broker that has this part.
+
+    They are () if there is no such part, and if the broker that answered has it.
+    """
     broker = dict(spread.parts).get(number)
     return () if broker is None else dict(spread.brokers).get(broker, ())
+
+
+def why_missing(spread: Spread, number: int) -> str:
+    """Return why the topic has no part with this number."""
+    if number in spread.removed:
+        text = f"part {part_name(spread.topic, number)} was removed"
+        return f"{text}, and its keys go to the other parts: use topic {spread.topic}"
+    return f"topic {spread.topic} has no part {number}"
+
+
+def removed_part(name: str, spread: Spread) -> NotFound | None:
+    """Return the error of a request about a part that was removed, or None for any other name."""
+    part = part_of(name)
+    if part is None or part[1] not in spread.removed:
+        return None
+    return NotFound(E_NOT_FOUND, why_missing(spread, part[1]))
 
 
 def named_for(name: str, spread: Spread) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ The view is what this broker has read of the directory (`storage/cluster/directo
 lag behind. So there are rules for what is not in it:
 
 * Nothing is deleted because it is missing in the view. A part is deleted only if the directory says
-  that its topic was removed. A part of a topic that the directory does not know stays and works.
+  that it or its topic was removed. A part of a topic that the directory does not know stays and
+  works.
 * A part that the view does not know is refused only after the directory was read once more. Another
   broker may have sent the client.
 * A topic without parts is created only after the directory was read once more. Otherwise its
@@ -27,6 +28,11 @@ A part moves by these steps, each of which is repeated until its result is known
 | target | it is here, and another broker has its files | none, or taking | Take | live |
 | target | the same | live | Confirm, when the bucket has all | a `taken` there |
 | source | it is elsewhere, and nobody needs the files | given | Delete | none |
+
+A broker without a cluster has a view of its own local directory, which is always read
+(`local_directory.py`). When it belongs to a cluster, `joining` has the topics of that directory,
+which are put into the directory of the cluster by the step Join. Until then, requests about such a
+topic wait for it, and its parts are served by their own names.
 
 A part is opened empty only in its first hold. So a broker that lost its row does not begin the part
 again. A broker that deletes a `given` part has read the `taken`, and whoever continues its log
@@ -51,6 +57,7 @@ from ....storage.cluster.directory import (
     PartEntry,
     ReadyEntry,
     RemoveEntry,
+    RemovePartEntry,
     TakenEntry,
     TopicEntry,
     why_unfit,
@@ -70,6 +77,7 @@ from ....transport.errors import (
     NotFound,
     Refused,
     UsageError,
+    from_wire,
 )
 from ....transport.names import PARTS_MAX, is_ephemeral, part_name, part_of
 from ....transport.wire import protocol as p
@@ -82,6 +90,7 @@ from ....transport.wire.admin_requests import (
     DeleteRequest,
     MovePartRequest,
     OpenRequest,
+    RemovePartRequest,
 )
 from ...settings import closing
 from ..topics.registry_format import AWAY, GIVEN, TAKING, TopicRow
@@ -115,7 +124,7 @@ class Adopt(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """A part of a topic that was removed, or one that another broker has by now."""
+    """A part that was removed, alone or with its topic, or one that another broker has by now."""
 
     name: str
 
@@ -167,13 +176,25 @@ class Confirm(NamedTuple):
     entry: TakenEntry
 
 
-Step = Open | Adopt | Delete | Prepare | Release | Give | Resume | Take | Confirm
+class Join(NamedTuple):
+    """A topic with parts that this broker had alone, for the directory of the cluster."""
+
+    name: str
+    entry: TopicEntry
+
+
+Step = Join | Open | Adopt | Delete | Prepare | Release | Give | Resume | Take | Confirm
 
 
 class ClusterView:
-    """The view of the broker with this uuid. `local` is not copied, so it may change."""
+    """The view of the broker with this uuid. `local` is not copied, so it may change.
 
-    def __init__(self, uuid: str, local: Mapping[str, TopicRow]) -> None:
+    `joining`: the topics of the local directory that are not in that of the cluster yet.
+    """
+
+    def __init__(
+        self, uuid: str, local: Mapping[str, TopicRow], joining: Iterable[TopicEntry] = ()
+    ) -> None:
         self.directory = Directory()
         self.is_read = False
         """True after the whole directory was read once."""
@@ -187,6 +208,7 @@ class ClusterView:
         """The topics of this broker that contradict the directory, each with a sentence."""
         self._uuid = uuid
         self._local = local
+        self.joining = {entry.topic: entry for entry in joining}
         self._stuck = ""
 
     @property
@@ -198,7 +220,7 @@ class ClusterView:
     @property
     def trouble(self) -> str:
         """The trouble of the cluster as a text, or ""."""
-        troubles = [f"part {name} {why}" for name, why in self.failures.items()]
+        troubles = [f"{kind_of(name)} {name} {why}" for name, why in self.failures.items()]
         troubles += self.conflicts.values()
         more = (
             [f"and {len(troubles) - _TROUBLES_MAX} more"] if len(troubles) > _TROUBLES_MAX else []
@@ -250,11 +272,11 @@ class ClusterView:
         part = part_of(topic)
         if isinstance(message, DeleteRequest) and not message.channel and part is not None:
             parted = self.directory.topics.get(part[0])
-            if parted is not None and part[1] < len(parted.parts):
+            if parted is not None and part[1] in parted.places:
                 raise UsageError(
                     E_UNSUPPORTED,
-                    f"part {topic!r} cannot be deleted alone; delete topic {part[0]!r} with all "
-                    "its parts",
+                    f"part {topic!r} is not deleted but removed (zsq topic remove-part {topic}), "
+                    f"or topic {part[0]!r} is deleted with all its parts",
                 )
         creates = isinstance(message, CreateTopicRequest | CreateChannelRequest)
         return self._find(topic, creates, is_fresh)
@@ -265,6 +287,8 @@ class ClusterView:
         parted = self.directory.topics.get(topic)
         if parted is not None:
             return self._spread(parted)
+        if topic in self.joining:
+            raise self._joins(topic)
         if topic in self._local or is_ephemeral(topic):
             return Go.HERE
         if not self.is_read:
@@ -286,7 +310,9 @@ class ClusterView:
             if not self.is_read:
                 raise self._unknown(f"where part {name!r} is")
             known = f"has no part {number}" if parted is not None else "has no parts"
-            raise NotFound(E_NOT_FOUND, f"topic {topic!r} {known} in this cluster")
+            raise NotFound(E_NOT_FOUND, f"topic {topic!r} {known}")
+        if number in parted.ends:
+            return self._spread(parted)  # it has the other parts, so that clients can use them
         if parted.parts[number] != self.me:
             if is_fresh or row is not None or parted.hold(number).to != self.me:
                 return self._spread(parted)
@@ -299,6 +325,11 @@ class ClusterView:
             raise Refused(E_CLOSING, f"{text}{f': {why}' if why else ''}; {_AGAIN}")
         return Go.HERE
 
+    def _joins(self, topic: str) -> Refused:
+        why = self.failures.get(topic) or self.unread
+        text = f"topic {topic!r} is being put into the directory of the cluster"
+        return Refused(E_CLOSING, f"{text}{f': {why}' if why else ''}; {_AGAIN}")
+
     def _unknown(self, what: str) -> Refused:
         why = self._stuck or self.unread
         text = (
@@ -309,15 +340,22 @@ class ClusterView:
     def _spread(self, parted: PartedTopic) -> p.Spread:
         """Return where the parts are. The number of the request is 0."""
         brokers = self.directory.brokers
-        used = sorted({*parted.parts})
+        used = sorted({*parted.places.values()})
         return p.Spread(
             0,
             parted.topic,
             parted.uuid,
-            tuple(enumerate(parted.parts)),
+            tuple(parted.places.items()),
             tuple((number, brokers[number].addresses) for number in used),
             tuple(sorted(parted.closed)),
+            tuple(sorted(parted.ends)),
         )
+
+    def end_of(self, topic: str) -> int | None:
+        """Return where the log of a part ended that was removed, or None for another topic."""
+        name, number = part_of(topic) or (topic, -1)
+        parted = self.directory.topics.get(name)
+        return None if parted is None else parted.ends.get(number)
 
     def refusal(self, topic: str) -> UsageError:
         """Return the error for a sender that cannot follow a `Spread`."""
@@ -339,7 +377,7 @@ class ClusterView:
         self._check_read()
         if (why := why_unfit(topic)) is not None:
             raise UsageError(E_BAD_NAME, why)
-        if topic in self.directory.topics or topic in self._local:
+        if topic in self.directory.topics or topic in self._local or topic in self.joining:
             raise UsageError(E_EXISTS, f"topic {topic!r} exists already")
         count = _check_count(message.parts or 0, "parts")
         brokers = self._brokers(message.brokers)
@@ -373,8 +411,9 @@ class ClusterView:
         if len(parted.parts) + count > PARTS_MAX:
             raise Refused(
                 E_LIMIT,
-                f"topic {parted.topic!r} has {len(parted.parts)} parts, and a topic has at most "
-                f"{PARTS_MAX}; add at most {PARTS_MAX - len(parted.parts)}",
+                f"topic {parted.topic!r} has had {len(parted.parts)} parts, and a topic has at "
+                f"most {PARTS_MAX}, with those that were removed; add at most "
+                f"{PARTS_MAX - len(parted.parts)}",
             )
         numbers = self._brokers(message.brokers)
         of_each = {number: parted.parts.count(number) for number in numbers}
@@ -393,22 +432,42 @@ class ClusterView:
         if part is None:
             raise UsageError(E_BAD_ARGUMENT, "only a part can be moved: name one, such as clicks#3")
         parted, number = self._parted(part[0]), part[1]
-        if number >= len(parted.parts):
-            raise NotFound(E_NOT_FOUND, f"topic {parted.topic!r} has no part {number}")
+        if why := parted.why_missing(number):
+            raise NotFound(E_NOT_FOUND, why)
         broker = self._brokers([message.broker])[0]
         hold = parted.hold(number)
         return MoveEntry(id, parted.uuid, number, hold.number, broker)
 
+    def part_removal(
+        self, message: RemovePartRequest, ids: Iterator[str], end: int = 0
+    ) -> list[CloseEntry | RemovePartEntry]:
+        """Return the entries that remove a part whose log ends at `end`. Raises the error of the
+        request.
+
+        An open part is removed only with `force`, which closes it first.
+        """
+        part = part_of(message.topic)
+        if part is None:
+            text = "only a part can be removed: name one, such as clicks#3"
+            raise UsageError(E_BAD_ARGUMENT, text)
+        parted, number = self._parted(part[0]), part[1]
+        hold = parted.hold(number).number
+        removal = RemovePartEntry(next(ids), parted.uuid, number, hold, end)
+        objection = self.directory.objection(removal)
+        is_open = number in parted.places and number not in parted.closed
+        if objection is not None and not (message.force and objection.code == E_NOT_EMPTY):
+            raise from_wire(objection.code, objection.text)
+        return [*([CloseEntry(next(ids), parted.uuid, number)] if is_open else []), removal]
+
+    def is_removed(self, entry: RemovePartEntry) -> bool:
+        """Return True if the part of this entry does not exist any more."""
+        parted = self.directory.topic_of(entry.uuid)
+        return parted is None or entry.part in parted.ends
+
     def removal(self, message: DeleteRequest, id: str) -> RemoveEntry:
         """Return the entry that deletes a topic with its parts, or raise its error."""
         parted = self._parted(message.topic)
-        if not message.force:
-            raise Refused(
-                E_NOT_EMPTY,
-                f"topic {parted.topic!r} has parts at several brokers, and this broker does not "
-                "know whether they have messages that are not finished; delete it with force",
-            )
-        return RemoveEntry(id, parted.uuid)
+        return RemoveEntry(id, parted.uuid, is_drained=not message.force)
 
     def change(self, message: CloseRequest | OpenRequest, id: str) -> CloseEntry | OpenEntry | None:
         """Return the entry that tells producers of this `close` or `open` of a part of this broker.
@@ -432,7 +491,7 @@ class ClusterView:
         if topic in self._local:
             text = f"topic {topic!r} has no parts; create another topic with parts"
             raise UsageError(E_BAD_ARGUMENT, text)
-        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist in this cluster")
+        raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
 
     def _check_read(self) -> None:
         if not self.is_read or self._stuck:
@@ -451,6 +510,11 @@ class ClusterView:
             return []
         removed = self.directory.removed
         steps: list[Step] = [
+            Join(name, entry._replace(brokers=tuple(me if at >= 0 else at for at in entry.brokers)))
+            for name, entry in self.joining.items()
+            if name not in self.directory.topics and name not in self._local
+        ]
+        steps += [
             Delete(name)
             for name, row in self._local.items()
             if row.part_of in removed and row.state != "deleting"
@@ -461,7 +525,11 @@ class ClusterView:
                 row = self._local.get(name)
                 if row is not None and (row.part_of or parted.uuid) != parted.uuid:
                     continue  # a conflict, or a part of a topic that was removed
-                if broker == me:
+                if broker == NOBODY:
+                    # A row of an unknown topic may be older than the removal. So it stays.
+                    if row is not None and row.part_of and row.state != "deleting":
+                        steps.append(Delete(name))
+                elif broker == me:
                     steps += self._of_own(name, number, parted, row)
                 elif row is None and parted.hold(number).to == me:
                     hold = parted.hold(number)
@@ -518,6 +586,13 @@ class ClusterView:
     def _conflicts(self) -> dict[str, str]:
         conflicts = {}
         topics, removed = self.directory.topics, self.directory.removed
+        for name, entry in self.joining.items():
+            if name in topics and topics[name].uuid != entry.uuid:
+                conflicts[name] = (
+                    f"topic {name} has parts at this broker since before it joined the cluster, "
+                    "which has another topic of that name: clients get that one. To use the one of "
+                    "this broker, start it without --cluster, or delete the other one"
+                )
         for name, row in self._local.items():
             if name in topics:
                 conflicts[name] = (
@@ -530,6 +605,8 @@ class ClusterView:
                 if parted is None or number >= len(parted.parts):
                     continue
                 hold = parted.hold(number)
+                if base in self.joining:
+                    continue  # this is said of the topic
                 if row.part_of != parted.uuid:
                     conflicts[name] = (
                         f"part {name} belongs to another topic than the one that this cluster has "
@@ -556,8 +633,8 @@ class ClusterView:
                 if is_here and hold.number and name not in self._local:
                     yield name, hold.number
 
-    def describe(self) -> dict[str, Any]:
-        """Return the answer to `ClusterRequest`."""
+    def describe(self, *, is_shared: bool = True) -> dict[str, Any]:
+        """Return the answer to `ClusterRequest`. `is_shared`: see `ClusterAnswer`."""
         me = self.me
         return {
             "brokers": [
@@ -578,8 +655,13 @@ class ClusterView:
                 for _, parted in sorted(self.directory.topics.items())
             ],
             "directory": self.directory.next,
+            "is_shared": is_shared,
             "trouble": self.trouble,
         }
+
+
+def kind_of(name: str) -> str:
+    return "topic" if part_of(name) is None else "part"
 
 
 def _is_past(row: TopicRow, hold: Hold, me: int) -> bool:

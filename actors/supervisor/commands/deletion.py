@@ -20,7 +20,7 @@ topic's processes. The client gets its answer when all processes that are up hav
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -35,12 +35,19 @@ from ....transport.errors import (
 )
 from ....transport.names import is_ephemeral
 from ....transport.wire import protocol as p
-from ....transport.wire.admin_requests import AdminRequest, CloseRequest, DeleteRequest, OpenRequest
+from ....transport.wire.admin_requests import (
+    AdminRequest,
+    CheckDrainedRequest,
+    CloseRequest,
+    DeleteRequest,
+    OpenRequest,
+    RemovePartRequest,
+)
 from ...runtime.port import Envelope
 from ...runtime.process_table import Child
 from ...settings.closing import TO_CONSUMERS, after, to_consumers, to_publishers
 from ...settings.starts import channel_of
-from ...statistics.broker_view import GroupState
+from ...statistics.broker_view import GroupState, storage_pulse
 from ...statistics.gathering import Details
 from ...statistics.statistics import behind_pause, unfinished
 from ..topics.topic_group import Then, TopicGroup
@@ -51,6 +58,7 @@ log = logging.getLogger("zsq")
 # Added to the last known end if the storage cannot report its end. A gap in the offsets is
 # harmless; a repeated offset is not.
 UNKNOWN_END_MARGIN: Final = 1 << 32
+CHANNELS_NAMED: Final = 5  # the most channels that a refusal names
 
 
 def delete(requests: Requests, message: DeleteRequest, group: TopicGroup) -> None:
@@ -79,8 +87,55 @@ def delete_part(requests: Requests, group: TopicGroup, answer: Then) -> None:
         awake(None)
 
 
+def drain_part(
+    requests: Requests,
+    message: RemovePartRequest | CheckDrainedRequest,
+    group: TopicGroup,
+    then: Callable[[int, Callable[[], None]], None],
+) -> None:
+    """Seal a part that shall be removed or deleted, and call `then`.
+
+    It gets the end of the part's log, and a function that unseals the part again. The client is
+    refused if messages are left in the part, unless the request has `force`.
+    """
+    if group.is_sealing or group.state in (GroupState.STOPPING, GroupState.ENDED):
+        raise Refused(E_CLOSING, f"part {group.name!r} is being removed already")
+    is_forced = isinstance(message, RemovePartRequest) and message.force
+    order = DeleteRequest(group.name, force=is_forced, request=message.request)
+    deletion = _Deletion(requests, order, group, removal=then)
+
+    def awake(error: ZsqError | None) -> None:
+        with requests.answering(message.request):
+            deletion.delete_topic()
+
+    if group.is_dormant:
+        group.rouse(awake)
+    else:
+        awake(None)
+
+
+def check_drained(requests: Requests, message: CheckDrainedRequest, group: TopicGroup) -> None:
+    """Answer where the log of a closed topic ends, if nothing is left in it.
+
+    A topic with parts is deleted after all parts have answered this. It may be opened again in
+    between, which makes the deletion void.
+    """
+    if not to_publishers(group.row.closed):
+        text = f"topic {group.name!r} is open to publishers"
+        raise Refused(E_NOT_EMPTY, f"{text}: close it first (zsq topic close {group.name})")
+
+    def drained(end: int, unseal: Callable[[], None]) -> None:
+        unseal()
+        requests.done(message.request, {"end": end})
+
+    drain_part(requests, message, group, drained)
+
+
 class _Deletion:
-    """A deletion in progress. `answer` is called at its end; otherwise the client is answered."""
+    """A deletion in progress. `answer` is called at its end; otherwise the client is answered.
+
+    `removal`: what to do with the sealed topic instead of its deletion.
+    """
 
     def __init__(
         self,
@@ -88,13 +143,15 @@ class _Deletion:
         message: DeleteRequest,
         group: TopicGroup,
         answer: Then | None = None,
+        removal: Callable[[int, Callable[[], None]], None] | None = None,
     ) -> None:
         self.requests = requests
         self.message = message
         self.group = group
         self.forced = message.force
         self._then = answer
-        self._topic: Child
+        self._removal = removal
+        self._topic: Child | None = None
 
     def _fail(self, error: ZsqError) -> None:
         if self._then is not None:
@@ -125,6 +182,12 @@ class _Deletion:
                 "try again, or delete with force"
             )
             return Refused(E_CLOSING, text)
+        stages = storage_pulse(self.group).get("stages", 0) if self._removal is not None else 0
+        if not left and stages:
+            text = f"{subject} has {stages} stages of Spark jobs that are not committed"
+            return Refused(
+                E_NOT_EMPTY, f"{text}; wait until they are dropped, or use force and lose them"
+            )
         if not left:
             return None
         behind = behind_pause(self.group)
@@ -134,10 +197,19 @@ class _Deletion:
             else "drain it"
         )
         text = (
-            f"{subject} has {left} messages that are not finished; {drain}, or delete it with "
-            "force and lose them"
+            f"{subject} has {left} messages that are not finished{self._by_channel(end)}; {drain}, "
+            f"or use force and lose them"
         )
         return Refused(E_NOT_EMPTY, text)
+
+    def _by_channel(self, end: int) -> str:
+        """Return what each channel of a topic has not finished, as a text in brackets."""
+        channels = [] if self.message.channel else sorted(self.group.channels)
+        counts = {f"channel {name}": unfinished(self.group, name, end) for name in channels}
+        counts["delayed"] = storage_pulse(self.group).get("delayed_count", 0) if channels else 0
+        left = [f"{name}: {count}" for name, count in counts.items() if count]
+        more = [f"{len(left) - CHANNELS_NAMED} more"] if len(left) > CHANNELS_NAMED else []
+        return f" ({', '.join([*left[:CHANNELS_NAMED], *more])})" if left else ""
 
     # Topics
 
@@ -196,12 +268,16 @@ class _Deletion:
 
     def _unseal(self) -> None:
         self.group.is_sealing = False
-        if self.group.topic is self._topic:
+        if self._topic is not None and self.group.topic is self._topic:
             self.requests.orders.send(
                 self._topic, partial(p.SetSealed, is_sealed=False), lambda position, error: None
             )
 
     def _remove_topic(self, end: int) -> None:
+        if self._removal is not None:
+            with self.requests.answering(self.message.request):
+                self._removal(end, self._unseal)
+            return
         self.group.is_sealing = False
         remove_topic(self.requests, self.group, end, self._answer)
 
@@ -439,6 +515,7 @@ class _Closing:
 
 HANDLERS: Final[Mapping[type[AdminRequest[Any]], GroupHandler]] = {
     DeleteRequest: delete,
+    CheckDrainedRequest: check_drained,
     CloseRequest: close_or_open,
     OpenRequest: close_or_open,
 }

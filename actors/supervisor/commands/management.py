@@ -25,7 +25,14 @@ from ....transport.errors import (
     UsageError,
     ZsqError,
 )
-from ....transport.names import channel_missing, check_name, is_ephemeral, meant, part_of
+from ....transport.names import (
+    channel_missing,
+    check_name,
+    is_ephemeral,
+    meant,
+    part_name,
+    part_of,
+)
 from ....transport.settings import ChannelOptions, RetentionSettings
 from ....transport.wire import protocol as p
 from ....transport.wire.admin_codec import request_of
@@ -275,7 +282,8 @@ class Commands:
         """
         if is_ephemeral(topic):
             return  # it is deleted with its last channel, and is to come back
-        if self._broker.options.cluster or topic in self._broker.registry.ended:
+        names = {topic, part_name(topic, 0)}  # each topic with parts had a part 0
+        if self._broker.options.cluster or not names.isdisjoint(self._broker.registry.ended):
             raise NotFound(
                 E_NOT_FOUND,
                 (

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ....storage.cluster.directory import Entry, encode_entry
+from ....storage.cluster.directory import Entry, RemovePartEntry, encode_entry
 from ....transport.errors import (
     E_BUCKET,
     E_CLOSING,
@@ -44,14 +44,17 @@ from ....transport.wire.admin_requests import (
     ClusterRequest,
     CreateTopicRequest,
     DeleteRequest,
+    EndedRequest,
     MovePartRequest,
     OpenRequest,
     RedriveRequest,
+    RemovePartRequest,
 )
 from ...runtime.port import Envelope
 from ...runtime.process_table import Child
 from ...settings import options
 from ...settings.channel_settings import DEAD_LETTERS
+from ..cluster import local_directory
 from ..cluster.cluster_view import (
     Adopt,
     ClusterView,
@@ -59,15 +62,17 @@ from ..cluster.cluster_view import (
     Delete,
     Give,
     Go,
+    Join,
     Open,
     Prepare,
     Release,
     Resume,
     Step,
     Take,
+    kind_of,
 )
 from .creation import create_topic
-from .deletion import delete_part
+from .deletion import delete_part, drain_part
 from .part_moves import LongStep, PartMoves
 from .requests import Requests
 from .topic_settings import checked, retention_of
@@ -99,31 +104,36 @@ class _Wait(NamedTuple):
 
 
 class Parts:
-    """The handler of topics with parts. It does nothing if the broker belongs to no cluster."""
+    """The handler of topics with parts.
+
+    If the broker belongs to no cluster, the directory is in its registry, and is never read again.
+    """
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
         self._broker = requests.broker
         registry = requests.broker.registry
-        self._view = ClusterView(registry.uuid, registry.topics)
+        self._is_shared = bool(self._broker.options.cluster)
+        joining = registry.parted.topics if self._is_shared else ()
+        self._view = ClusterView(registry.uuid, registry.topics, joining)
         self._moves = PartMoves(requests, self._view, self._archive, self._step_done, self._failed)
         self._deleting: set[str] = set()
         self._said: set[str] = set()  # conflicts that were logged
-        self._is_due = False  # the plan may have new steps
+        self._joining: set[str] = set()
+        self._is_due = not self._is_shared  # the plan may have new steps
         self._retry_ns = 0
         self._waits: list[_Wait] = []
         self._readers: list[_Then] = []  # they wait for a read that has not begun
         self._is_reading = False
         self._read_ns = 0  # no read begins before this time
         self._early_ns = 0  # until then, the first read is tried again
-
-    @property
-    def _is_on(self) -> bool:
-        return bool(self._broker.options.cluster)
+        if not self._is_shared:
+            self._view.directory = local_directory.directory_of(registry)
+            self._view.is_read = True
 
     def trouble(self) -> str:
-        """Return what is wrong with the cluster, or ""."""
-        return self._view.trouble if self._is_on else ""
+        """Return what is wrong with the cluster or with the parts of this broker, or ""."""
+        return self._view.trouble
 
     # Requests
 
@@ -147,7 +157,6 @@ class Parts:
         if isinstance(message, ClusterRequest | AddPartsRequest | MovePartRequest) or (
             isinstance(message, CreateTopicRequest) and message.parts is not None
         ):
-            self._check_on()
             reads = isinstance(message, ClusterRequest) and message.fresh
             if not is_fresh and (reads or not self._view.is_read):
                 self._read(partial(self._manage_after_read, message, carry_out))
@@ -156,10 +165,17 @@ class Parts:
         elif (
             isinstance(message, DeleteRequest)
             and not message.channel
-            and self._is_parted(message.topic)
+            and self._view.is_parted(message.topic)
         ):
             self._remove(message)
-        elif isinstance(message, RedriveRequest) and self._is_parted(message.to):
+        elif isinstance(message, RemovePartRequest):
+            self._route(message, self._view.manage, self._drain)
+        elif (
+            isinstance(message, EndedRequest)
+            and (end := self._view.end_of(message.topic)) is not None
+        ):
+            self._requests.done(message.request, {"ended": end})
+        elif isinstance(message, RedriveRequest) and self._view.is_parted(message.to):
             if not message.chosen or message.to_channel:
                 raise self._view.refusal(message.to)
             self._requests.done(message.request, {})  # the client publishes to the parts
@@ -174,7 +190,8 @@ class Parts:
         self, message: ClusterRequest | AddPartsRequest | MovePartRequest | CreateTopicRequest
     ) -> None:
         if isinstance(message, ClusterRequest):
-            self._requests.done(message.request, self._view.describe())
+            described = self._view.describe(is_shared=self._is_shared)
+            self._requests.done(message.request, described)
         elif isinstance(message, CreateTopicRequest):
             self._create(message)
         elif isinstance(message, MovePartRequest):
@@ -201,20 +218,11 @@ class Parts:
     ) -> None:
         """Tell producers first, so that they need not be refused by a part that is closed."""
         assert isinstance(message, CloseRequest | OpenRequest)
-        entry = self._view.change(message, uuid.uuid4().hex) if self._is_on else None
+        entry = self._view.change(message, uuid.uuid4().hex)
         if entry is None:
             carry_out(message)
         else:
             self._append(message.request, iter([entry]), partial(carry_out, message))
-
-    def _is_parted(self, topic: str) -> bool:
-        return self._is_on and self._view.is_parted(topic)
-
-    def _check_on(self) -> None:
-        if not self._is_on:
-            raise UsageError(
-                E_UNSUPPORTED, "this broker belongs to no cluster: start it with --cluster"
-            )
 
     def _route(
         self,
@@ -224,7 +232,7 @@ class Parts:
         *,
         is_fresh: bool = False,
     ) -> None:
-        decision = decide(message, is_fresh) if self._is_on else Go.HERE
+        decision = decide(message, is_fresh)
         if isinstance(decision, p.Spread):
             if isinstance(message, p.Lookup) and message.by.get("via") == DEAD_LETTERS:
                 raise self._view.refusal(decision.topic)
@@ -256,6 +264,9 @@ class Parts:
 
     def _read(self, then: _Then) -> None:
         """Read the directory on, and then call `then`."""
+        if not self._is_shared:
+            then(None)
+            return
         if len(self._readers) >= options.WAITERS_MAX:
             raise Refused(E_LIMIT, "too many requests wait for the cluster's directory; try again")
         self._readers.append(then)
@@ -292,7 +303,7 @@ class Parts:
     def heard(self, envelope: Envelope, message: p.DirectoryEntries | p.DirectoryTrouble) -> None:
         """Handle news of the directory, if the archive actor sent it."""
         archive = self._archive()
-        if archive is None or archive.envelope != envelope or not self._is_on:
+        if archive is None or archive.envelope != envelope or not self._is_shared:
             log.warning(
                 "message %s ignored: its sender is not the archive actor", type(message).__name__
             )
@@ -301,6 +312,7 @@ class Parts:
             self._view.unread = message.text
             return
         self._view.take(message.first, message.entries, message.is_all)
+        self._note_joined()
         self._is_due = True
         if not self._broker.stopping:
             self._carry_out_plan()
@@ -312,8 +324,6 @@ class Parts:
                 self._waits.append(wait)
 
     def tick(self, now_ns: int) -> None:
-        if not self._is_on:
-            return
         if self._broker.stopping:
             over = Refused(E_CLOSING, "the broker is stopping; the request may take effect")
             self._give_up([wait.then for wait in self._waits] + self._readers, over)
@@ -359,8 +369,7 @@ class Parts:
         self._append(message.request, iter([entry]), made)
 
     def _add_parts(self, message: AddPartsRequest) -> None:
-        ids = iter(lambda: uuid.uuid4().hex, "")
-        entries = self._view.more_parts(message, ids)
+        entries = self._view.more_parts(message, _ids())
 
         def added() -> None:
             parted = self._view.directory.topic_of(entries[0].uuid)
@@ -371,6 +380,9 @@ class Parts:
         self._append(message.request, iter(entries), added)
 
     def _move(self, message: MovePartRequest) -> None:
+        if not self._is_shared:
+            text = "this broker belongs to no cluster, so it has all parts: start it with --cluster"
+            raise UsageError(E_UNSUPPORTED, text)
         entry = self._view.move(message, uuid.uuid4().hex)
         self._append(
             message.request,
@@ -379,23 +391,83 @@ class Parts:
         )
 
     def _remove(self, message: DeleteRequest) -> None:
+        if not (message.force or message.drained):
+            # The brokers of the parts know what is left in them. So the client asks them first.
+            decision = self._view.manage(message, is_fresh=True)
+            assert isinstance(decision, p.Spread)
+            self._requests.spread(message.request, decision)
+            return
         entry = self._view.removal(message, uuid.uuid4().hex)
         done = partial(self._requests.done, message.request, {})
         self._append(message.request, iter([entry]), done)
 
-    def _append(self, request: int, entries: Iterator[Entry], then: Callable[[], None]) -> None:
-        """Add the entries one after the other. Call `then` when the last one was read here."""
+    def _drain(self, message: AdminRequest[Any]) -> None:
+        """Remove a part of this broker when all of it is finished.
+
+        The entry in the directory is the removal. If this broker is killed before, the part is
+        there, closed. If it is killed after, it reads the entry, and deletes the part then. An
+        entry whose answer was lost may come later. Until then, the part takes messages only if it
+        is opened, and the `open` makes the entry void, or is void.
+        """
+        assert isinstance(message, RemovePartRequest)
+        self._view.part_removal(message, _ids())  # raises what is wrong before anything is done
+        group = self._broker.groups[message.topic]
+
+        def drained(end: int, unseal: Callable[[], None]) -> None:
+            try:
+                entries = self._view.part_removal(message, _ids(), end)
+            except ZsqError:
+                unseal()
+                raise
+            removal = entries[-1]
+            assert isinstance(removal, RemovePartEntry)
+
+            def removed() -> None:
+                if not self._view.is_removed(removal):
+                    unseal()
+                    text = f"part {message.topic!r} was opened or moved at the same time"
+                    raise Refused(E_CLOSING, f"{text}: see zsq cluster")
+                self._requests.done(message.request, {"end": end})
+
+            self._append(message.request, iter(entries), removed, unseal)
+
+        drain_part(self._requests, message, group, drained)
+
+    def _append(
+        self,
+        request: int,
+        entries: Iterator[Entry],
+        then: Callable[[], None],
+        undo: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Add the entries one after the other. Call `then` when the last one was read here, or
+        `undo` if that is not known.
+        """
+        if not self._is_shared:
+            try:
+                for entry in entries:
+                    self._view.directory = local_directory.append(self._broker.registry, entry)
+            except ZsqError:
+                undo()
+                raise
+            self._carry_out_plan()
+            then()
+            return
         archive = self._archive()
         if archive is None:
+            undo()
             raise _no_archive()
 
         def applied(error: ZsqError | None) -> None:
             with self._requests.answering(request):
                 if error is not None:
+                    undo()
                     raise error
                 then()
 
         def added(done: p.Done | None, error: ZsqError | None) -> None:
+            if done is None:
+                undo()
             with self._requests.answering(request):
                 if done is None:
                     raise error or _no_archive()
@@ -420,7 +492,9 @@ class Parts:
         steps = [
             step
             for step in self._view.plan()
-            if step.name not in self._deleting and not self._moves.is_busy(step.name)
+            if step.name not in self._deleting
+            and step.name not in self._joining
+            and not self._moves.is_busy(step.name)
         ]
         waiting = {step.name for step in steps}
         for name in self._view.failures.keys() - waiting:
@@ -446,6 +520,8 @@ class Parts:
                 create_topic(self._broker, name, sync, retention_of(settings), topic.uuid)
                 log.info("part %s is opened", name)
                 self._note("create", name)
+            case Join():
+                self._join(step)
             case Adopt(name=name, uuid=of_topic, hold=hold):
                 self._broker.registry.adopt(name, of_topic, hold)
                 log.warning(
@@ -461,7 +537,7 @@ class Parts:
                 self._broker.registry.set_state(name, "deleting")
                 self._broker.registry.remove(name)
                 self._broker.forget_archive(row.uuid)
-                log.info("the files of part %s are removed: another broker has it", name)
+                log.info("the files of part %s are removed: this broker has it no more", name)
                 self._is_due = True
             case Resume():
                 self._moves.resume(step)
@@ -469,12 +545,53 @@ class Parts:
             case Prepare() | Release() | Give() | Take() | Confirm():
                 self._moves.begin(step)
 
+    def _join(self, step: Join) -> None:
+        """Put a topic that this broker had alone into the directory of the cluster.
+
+        The entry has the id that it has in the registry, so it is added once, however often.
+        """
+        archive = self._archive()
+        if archive is None:
+            raise _no_archive()
+        self._joining.add(step.name)
+
+        def added(done: p.Done | None, error: ZsqError | None) -> None:
+            self._joining.discard(step.name)
+            if done is None:
+                self._failed(step, error or _no_archive())
+
+        make = partial(p.AppendEntry, entry=encode_entry(step.entry))
+        self._requests.orders.send(archive, make, added)
+
+    def _note_joined(self) -> None:
+        """Take the topics that are in the directory of the cluster out of the registry."""
+        directory = self._view.directory
+        joined = frozenset(
+            entry.uuid
+            for entry in self._view.joining.values()
+            if entry.uuid in directory.removed or directory.topic_of(entry.uuid) is not None
+        )
+        if not joined:
+            return
+        registry = self._broker.registry
+        try:
+            registry.note_parted(local_directory.without(registry.parted, joined))
+        except Refused as error:  # it is noted with the next entry, or at the next start
+            log.error("the topics %s cannot be noted as joined: %s", sorted(joined), error)
+            return
+        for entry in list(self._view.joining.values()):
+            if entry.uuid in joined:
+                del self._view.joining[entry.topic]
+                log.info(
+                    "topic %s, which has parts, is in the directory of the cluster", entry.topic
+                )
+
     def _gone(self, step: Step, error: ZsqError | None) -> None:
         self._deleting.discard(step.name)
         if error is not None:
             self._failed(step, error)
             return
-        log.info("part %s is deleted, because its topic was deleted", step.name)
+        log.info("part %s is deleted, because it was removed, or its topic was deleted", step.name)
         self._note("delete", step.name)
         self._is_due = True  # a new topic of that name may have the part here too
 
@@ -491,9 +608,11 @@ class Parts:
     def _failed(self, step: Step, error: Exception) -> None:
         moves = isinstance(step, Prepare | Release | Give | Take | Confirm | Resume)
         action = "deleted" if isinstance(step, Delete) else "moved" if moves else "opened"
+        action = "put into the directory of the cluster" if isinstance(step, Join) else action
         text = f"cannot be {action}: {error}"
         if self._view.failures.get(step.name) != text:
-            log.error("part %s %s; trying again every %g s", step.name, text, RETRY_S)
+            what = kind_of(step.name)
+            log.error("%s %s %s; trying again every %g s", what, step.name, text, RETRY_S)
         self._view.failures[step.name] = text
         self._retry_ns = time.monotonic_ns() + int(RETRY_S * _NS_PER_S)
 
@@ -502,6 +621,11 @@ class Parts:
         self._requests.audit_log.note(
             action, topic=name, channel="", options={}, **origin, result="done"
         )
+
+
+def _ids() -> Iterator[str]:
+    """Yield random ids for entries of the directory."""
+    return iter(lambda: uuid.uuid4().hex, "")
 
 
 def _no_archive() -> Refused:

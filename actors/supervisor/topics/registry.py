@@ -44,7 +44,15 @@ from ....transport.names import is_ephemeral
 from ....transport.settings import MAX_BYTES_MIN
 from ...runtime.extensions import filled
 from ...settings import options
-from .registry_format import TAKING, Content, RegistryDamaged, TopicRow, decode, encode
+from .registry_format import (
+    TAKING,
+    Content,
+    LocalParts,
+    RegistryDamaged,
+    TopicRow,
+    decode,
+    encode,
+)
 
 __all__ = ["OLD_NAME", "REGISTRY_NAME", "Content", "Registry", "RegistryDamaged", "TopicRow"]
 
@@ -247,6 +255,7 @@ class Registry:
         self.ended = content.ended
         self.imports = content.imports
         self.bucket = content.bucket
+        self.parted = content.parted
 
     def open(self) -> None:
         """Read the registry, or create one in an empty directory.
@@ -409,6 +418,7 @@ class Registry:
                 self.ended,
                 self.imports,
                 bucket=self.bucket,
+                parted=self.parted,
             )
         )
         if data == self._written and not self._doubtful:
@@ -455,6 +465,15 @@ class Registry:
             self.save()
         except Refused:
             self.bucket = before
+            raise
+
+    def note_parted(self, parted: LocalParts) -> None:
+        """Note the topics with parts that this broker has alone. Raises `Refused`."""
+        before, self.parted = self.parted, parted
+        try:
+            self.save()
+        except Refused:
+            self.parted = before
             raise
 
     def add(

@@ -8,13 +8,17 @@
                 "views#3": {..., "part_of": "..."}},
      "ended": {"old": 1234},
      "imports": {"DIGEST": {"state": "done", ...}},
-     "bucket": "..."}
+     "bucket": "...",
+     "parted": {"topics": [{"topic": "views", "uuid": "...", "brokers": [0, 0], ...}],
+                "removed": ["..."]}}
 
 `bucket` is the identity of the archive that the broker used last, if there is one. The first `uuid`
 is that of the data directory. Only dead-letter topics have `dead_letters_of`, and only parts have
 `part_of`. Topics with schedules have `schedules` (`actors/settings/schedule_settings.py`). The key
 of an import is the digest of what was taken over. Its `state` is `begun` or
-`done`.
+`done`. `parted` has the topics with parts that this broker has alone, as the directory of a cluster
+would have them (`storage/cluster/directory.py`), and the uuids of those that were deleted, while
+rows of their parts are left.
 
 The checksum is CRC-32C, in 8 hex digits, of all other keys as JSON with sorted keys and without
 spaces (ASCII). It covers the content of the file and not its layout. It is computed in the same way
@@ -34,9 +38,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Required, TypedDict, cast
+from typing import Any, Final, NamedTuple, Required, TypedDict, cast
 
 from ....storage import documents
+from ....storage.cluster.directory import (
+    BrokerEntry,
+    Directory,
+    TopicEntry,
+    entry_of_row,
+    row_of_entry,
+)
 from ....storage.errors import ForeignDirectory
 from ....storage.foreign import is_uuid
 from ....transport.checksum import crc32c
@@ -57,7 +68,7 @@ NODE_MAX: Final = 1023
 OFFSET_MAX: Final = 2**54 - 1
 NUMBER_MAX: Final = 2**53  # every JSON tool reads integers up to this exactly
 _KEYS: Final = frozenset({"version", "uuid", "node", "next_number", "topics", "ended"})
-_OPTIONAL: Final = frozenset({"imports", "bucket", CHECKSUM})
+_OPTIONAL: Final = frozenset({"imports", "bucket", "parted", CHECKSUM})
 _ROW_KEYS: Final = frozenset({"number", "uuid", "sync", "base_offset", "state"})
 # Keys of a row that are left out while they are empty.
 _SPARSE: Final = frozenset({"dead_letters_of", "part_of", "hold", "schedules"})
@@ -134,6 +145,18 @@ ImportRecord = TypedDict(
 )
 
 
+class LocalParts(NamedTuple):
+    """The topics with parts that this broker has alone, and the uuids of those that were deleted
+    while rows of their parts are left.
+    """
+
+    topics: tuple[TopicEntry, ...] = ()
+    removed: tuple[str, ...] = ()
+
+
+NO_PARTS: Final = LocalParts()
+
+
 @dataclass(slots=True)
 class Content:
     """The content of the file. `checked` is True if it had a checksum that matched."""
@@ -146,6 +169,7 @@ class Content:
     imports: dict[str, ImportRecord] = field(default_factory=dict)
     checked: bool = True
     bucket: str = ""
+    parted: LocalParts = NO_PARTS
 
 
 def encode(content: Content) -> bytes:
@@ -160,6 +184,9 @@ def encode(content: Content) -> bytes:
     }
     if content.bucket:
         data["bucket"] = content.bucket
+    if content.parted != NO_PARTS:
+        topics = [row_of_entry(entry) for entry in content.parted.topics]
+        data["parted"] = {"topics": topics, "removed": content.parted.removed}
     # The checksum is not the last key, because a person may remove its line. If it were the last
     # key, the line before it would then end with a comma, which is invalid JSON.
     head = {"version": VERSION, CHECKSUM: checksum(data)}
@@ -311,7 +338,26 @@ def _content(data: dict[str, object]) -> Content:
         content.imports[digest] = _import(
             _object(record, f"imports.{digest}"), f"imports.{digest}."
         )
+    content.parted = _parted(_object(data.get("parted", {}), "parted"))
     return content
+
+
+def _parted(data: dict[str, object]) -> LocalParts:
+    _keys(data, "parted.", frozenset(), frozenset({"topics", "removed"}))
+    topics, removed = data.get("topics", []), data.get("removed", [])
+    if not isinstance(topics, list) or not isinstance(removed, list):
+        raise _WrongError("parted: topics and removed must be lists")
+    entries: list[TopicEntry] = []
+    directory = Directory()
+    directory.add(BrokerEntry("", "", ()))
+    for row in topics:
+        entry = entry_of_row(_object(row, "parted.topics"))
+        if not isinstance(entry, TopicEntry) or (objection := directory.objection(entry)):
+            why = objection.text if isinstance(entry, TopicEntry) and objection else f"{row!r:.80}"
+            raise _WrongError(f"parted.topics: not a topic with parts of one broker: {why}")
+        directory.add(entry)
+        entries.append(entry)
+    return LocalParts(tuple(entries), tuple(_uuid(uuid, "parted.removed") for uuid in removed))
 
 
 def _row(row: dict[str, object], key: str) -> TopicRow:

@@ -60,7 +60,7 @@ def topic() -> None:
 @click.option(
     "--parts",
     type=click.IntRange(1, PARTS_MAX),
-    help="Give the topic this many parts, at the brokers of the cluster (zsq serve --cluster).",
+    help="Give the topic this many parts, at the brokers of the cluster, or at this broker.",
 )
 @click.option(
     "--brokers",
@@ -116,9 +116,11 @@ def _numbers(text: str | None) -> list[int]:
 def _at_brokers(admin: Admin, topic: str, parts: int) -> str:
     """Describe at how many brokers the parts are. A broker that has just started may get none."""
     text = f"{parts} part{'s' * (parts > 1)}"
+    from ....transport.wire.answers import places_of
+
     for row in admin.cluster()["topics"]:
         if row["topic"] == topic:
-            brokers = len(set(row["parts"]))
+            brokers = len(set(places_of(row).values()))
             return f"{text} at {brokers} broker{'s' * (brokers > 1)}"
     return text
 
@@ -177,11 +179,11 @@ def topic_move(part: str, broker: int, wait: float, url: str, timeout: float) ->
 
 
 def _topic_of(cluster: ClusterAnswer, part: str) -> tuple[ClusterTopic, int]:
-    from ....transport.names import part_of
+    from ....transport.wire.answers import places_of
 
     base, number = part_of(part) or (part, -1)
     topic = next((row for row in cluster["topics"] if row["topic"] == base), None)
-    if topic is None or not 0 <= number < len(topic["parts"]):
+    if topic is None or number not in places_of(topic):
         raise click.BadParameter(
             f"the cluster has no part {part!r}; zsq cluster shows all parts", param_hint="PART"
         )
@@ -201,6 +203,35 @@ def _ends(cluster: ClusterAnswer, part: str, broker: int) -> tuple[Sequence[str]
 def _is_moved(cluster: ClusterAnswer, part: str, broker: int) -> bool:
     topic, number = _topic_of(cluster, part)
     return topic["parts"][number] == broker and number not in topic["moves"]
+
+
+@topic.command("remove-part")
+@click.argument("part")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Remove the part even if it is open, or has unfinished messages. They are lost.",
+)
+@yes_option
+@with_admin
+def topic_remove_part(part: str, force: bool, yes: bool, admin: Admin) -> None:
+    """Remove PART, such as clicks#3, which was closed with zsq topic close. Refused while it is
+    open, or a channel has unfinished messages in it, unless forced.
+
+    Messages that all channels have finished, and that could still be read, are deleted, too. The
+    command says how many, and asks. Keys go where they go while the part is closed. No part gets
+    its number again.
+    """
+    if part_of(part) is None:
+        text = f"{part!r} is no name of a part, such as clicks#3; zsq cluster shows all parts"
+        raise click.BadParameter(text, param_hint="PART")
+    row = topic_of(admin, part).row
+    holding, left = held_by(row), left_in(row)
+    # What the broker will refuse is not asked for.
+    if holding and (force or (row["closed"] and not left)):
+        confirm(f"remove part {part} with {holding}. They cannot be read again", yes)
+    reply = admin.remove_part(part, force=force)
+    say(f"removed part {part}, which ended at offset {reply['end']}")
 
 
 @topic.command("set")
@@ -320,7 +351,7 @@ def topic_list(as_json: bool, admin: Admin) -> None:
     topics = topic_names(admin)
     for name, topic in topics.items():
         if as_json:
-            parts = {"parts": topic.parts} if topic.parts else {}
+            parts = {"parts": len(topic.parts)} if topic.parts else {}
             tell_line({"topic": name, "channels": topic.channels, **parts})
         else:
             say(name)
@@ -515,13 +546,9 @@ def topic_retire(topic: str, wait: float | None, admin: Admin) -> None:
     the topic again with zsq topic open.
     """
     with stop_signals() as stopping:
-        if part_of(topic) or topic_of(admin, topic).parts:
-            raise ZsqError(
-                E_UNSUPPORTED,
-                f"{topic} has parts, or is one, and cannot be retired. Close it with zsq topic "
-                "close, and wait until zsq cluster shows no backlog. zsq topic delete TOPIC "
-                "--force deletes the topic with all its parts",
-            )
+        if part_of(topic):
+            text = f"{topic} is a part: close it, and then use zsq topic remove-part {topic}"
+            raise ZsqError(E_UNSUPPORTED, text)
         admin.close_topic(topic)
         _say(f"{topic} is closed to publishers")
         deadline = None if wait is None or wait < 0 else time.monotonic() + wait
@@ -537,7 +564,7 @@ def topic_retire(topic: str, wait: float | None, admin: Admin) -> None:
 def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None) -> None:
     """Wait until the topic has no messages left to deliver."""
     shown, said_at = "", 0.0
-    while left := remaining(topic_of(admin, topic).row):
+    while left := _left(topic_of(admin, topic)):
         now = time.monotonic()
         text = "; ".join(left)
         if text != shown or now - said_at > SAY_S:
@@ -553,6 +580,12 @@ def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None)
             )
         if stopping.wait(LOOK_S):
             raise _stopped(topic)
+
+
+def _left(combined: WholeTopic) -> list[str]:
+    """Return texts about the messages that are left, also in parts that do not answer."""
+    missing = [f"parts that do not answer ({combined.missing})"] if combined.unanswered else []
+    return remaining(combined.row) + missing
 
 
 def _stopped(topic: str) -> ZsqError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import sys
@@ -19,7 +20,14 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from ....transport.errors import E_BAD_ARGUMENT, E_PARTS, BrokerUnreachable, Refused, UsageError
+from ....transport.errors import (
+    E_BAD_ARGUMENT,
+    E_PARTS,
+    BrokerUnreachable,
+    NotFound,
+    Refused,
+    UsageError,
+)
 from ....transport.message_object import as_object
 from ..exit_codes import DATA_LOST, DONE
 from ..manage.settings import resolved
@@ -281,12 +289,20 @@ def _follow(
 
 
 def _fetched(log: TailedLog, stopping: Stopping, follow: bool) -> Fetched | None:
-    """Read on. Return None for a part whose broker is away, if the others are followed."""
+    """Read on. Return None for a part whose broker is away, or that was removed, if the others are
+    followed.
+    """
     if log.away_s > time.monotonic():
         return None
     try:
         with stopping.interruptible():
             fetched = log.fetch()
+    except NotFound as error:
+        if not log.is_part or not follow:
+            raise
+        say(f"zsq: {log.name} is not read any more: {error.text}", err=True)
+        log.away_s = math.inf
+        return None
     except (BrokerUnreachable, Refused) as error:
         if not log.is_part or not follow:
             raise

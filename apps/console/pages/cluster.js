@@ -49,7 +49,7 @@ export function clusterPage({ query, signal }) {
   let drawn = "";
   void every(PAUSE_MS, () => asked(failed, signal, async () => {
     const found = await get("/api/cluster", {}, signal);
-    const inCluster = found.is_cluster;
+    const inCluster = found.is_cluster || found.topics.length > 0; // a broker alone may have topics with parts
     mine = mineOf(found);
     show(alone, !inCluster);
     show(brokers.element, true);

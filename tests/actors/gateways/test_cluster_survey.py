@@ -14,10 +14,8 @@ from zsq.actors.statistics.cluster import Report
 from zsq.transport.errors import (
     E_STANDBY,
     E_TIMEOUT,
-    E_UNSUPPORTED,
     BrokerUnreachable,
     Refused,
-    UsageError,
     ZsqError,
 )
 
@@ -32,6 +30,7 @@ class FakeAdmin:
         self.closed = 0
         self.brokers: Any = ()
         self.no_cluster: ZsqError | None = None
+        self.is_shared = True
 
     async def overview(self, since: int = 0, **more: bool) -> Any:
         if self.hangs:
@@ -47,7 +46,8 @@ class FakeAdmin:
     async def cluster(self, *, fresh: bool = False) -> Any:
         if self.no_cluster is not None:
             raise self.no_cluster
-        return {"brokers": self.brokers, "topics": (), "directory": 1, "trouble": ""}
+        known = {"directory": 1, "is_shared": self.is_shared, "trouble": ""}
+        return {"brokers": self.brokers, "topics": (), **known}
 
     async def close(self) -> None:
         self.closed += 1
@@ -152,7 +152,8 @@ def test_a_client_is_kept_while_its_broker_answers() -> None:
 
 def test_a_broker_of_no_cluster_is_shown_alone() -> None:
     world = World()
-    world.me.no_cluster = UsageError(E_UNSUPPORTED, "no cluster")
+    world.me.is_shared, world.me.brokers = False, [row(0, me=True)]
+    world.me.brokers[0]["uuid"] = "u0"
     found = world.report()
     assert (found["is_cluster"], roles(found)) == (
         False,

@@ -32,6 +32,7 @@ from zsq.actors.security.audit import (
 )
 from zsq.actors.supervisor.commands.management import Commands
 from zsq.actors.supervisor.commands.requests import Requests
+from zsq.actors.supervisor.topics.registry_format import NO_PARTS
 from zsq.transport.errors import E_BAD_ARGUMENT, E_UNSUPPORTED, UsageError
 from zsq.transport.wire.protocol import Manage
 
@@ -270,7 +271,7 @@ def commands(log: AuditLog, sent: list[Any]) -> tuple[Commands, Requests]:
         groups={},
         processes=None,
         options=SimpleNamespace(cluster=""),
-        registry=SimpleNamespace(uuid="", topics={}),
+        registry=SimpleNamespace(uuid="", topics={}, parted=NO_PARTS),
     )
     requests = Requests(
         nobody,

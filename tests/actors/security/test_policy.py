@@ -111,6 +111,7 @@ def who_may(message: p.Wire) -> frozenset[str]:
         ("cluster", "", "", {}, ALL),
         ("create", "t", "", {"parts": 4}, ADMINS),
         ("add_parts", "t", "", {"count": 1}, ADMINS),
+        ("remove_part", "t#3", "", {"force": True}, ADMINS),
         ("pause", "t#3", "", {}, ADMINS),
         ("peek", "t#3", "c", {"limit": 1}, {"reader", "consumer", ""}),
         ("redrive", "t#3", "", {"to": "t#255", "origin": ORIGIN}, {"redriver", ""}),

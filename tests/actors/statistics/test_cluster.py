@@ -33,7 +33,8 @@ def topic(name: str, *parts: int, closed: tuple[int, ...] = ()) -> Any:
 
 
 def told(brokers: Any, *topics: Any) -> Any:
-    return {"brokers": brokers, "topics": topics, "directory": 9, "trouble": "none"}
+    known: Any = {"directory": 9, "is_shared": True, "trouble": "none"}
+    return {"brokers": brokers, "topics": topics, **known}
 
 
 @pytest.mark.parametrize(
@@ -238,11 +239,11 @@ def test_a_part_without_a_channel_has_what_waits_for_a_first_one() -> None:
 
 
 def test_a_broker_without_a_cluster_is_alone_in_it() -> None:
-    found = cluster.alone(seen("x", addresses=f"{ONE},{TWO}"))
-    assert found["brokers"] == [
-        {"number": 0, "uuid": "x", "addresses": (ONE, TWO), "bucket": "", "me": True}
-    ]
-    assert cluster.merge(found, {}, is_cluster=False)["is_cluster"] is False
+    only: Any = {"number": 0, "uuid": "x", "addresses": (), "bucket": "", "me": True}
+    local: Any = {**told([only]), "is_shared": False}
+    found = cluster.alone(local, seen("x", addresses=f"{ONE},{TWO}"))
+    assert found["brokers"] == [{**only, "addresses": (ONE, TWO)}]
+    assert cluster.merge(found, {})["is_cluster"] is False
 
 
 def test_an_older_broker_says_no_addresses() -> None:

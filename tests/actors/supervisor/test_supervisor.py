@@ -28,6 +28,7 @@ from zsq.actors.supervisor.commands.creation import create_topic
 from zsq.actors.supervisor.commands.requests import Orders
 from zsq.actors.supervisor.start_reserve import StartReserve
 from zsq.actors.supervisor.supervisor import Supervisor
+from zsq.actors.supervisor.topics.registry_format import NO_PARTS
 from zsq.transport.errors import E_LIMIT, Refused, ZsqError
 from zsq.transport.wire import protocol as p
 
@@ -363,7 +364,7 @@ class Managed:
         here: Any = SimpleNamespace(
             groups={f"t{number}": None for number in range(topics)}, processes=SimpleNamespace(check_room=check_room, send=self.send),
             options=SimpleNamespace(sync="always", retention={}, cluster=""),
-            registry=SimpleNamespace(uuid="", topics={}, add=lambda *row, part_of="": row),
+            registry=SimpleNamespace(uuid="", topics={}, parted=NO_PARTS, add=lambda *row, part_of="": row),
             add_group=lambda name, row: name,
         )  # fmt: skip
         self.broker = here

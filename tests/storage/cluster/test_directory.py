@@ -27,6 +27,7 @@ from zsq.storage.cluster.directory import (
     PartEntry,
     ReadyEntry,
     RemoveEntry,
+    RemovePartEntry,
     TakenEntry,
     TopicEntry,
     Unusable,
@@ -88,6 +89,10 @@ def taken(part: int, hold: int, id: int) -> TakenEntry:
     return TakenEntry(hex_of(id), hex_of(5), part, hold)
 
 
+def remove_part(part: int, hold: int, end: int, id: int, uuid: int = 5) -> RemovePartEntry:
+    return RemovePartEntry(hex_of(id), hex_of(uuid), part, hold, end)
+
+
 TWO_BROKERS = (broker(1), broker(2, B))
 
 
@@ -117,6 +122,7 @@ def test_names_of_objects_are_numbers() -> None:
         ready(1, 0, 0, 4),
         give(1, 1, 0, 4),
         taken(1, 1, 4),
+        remove_part(1, 2, 17, 4),
         topic(5, sync="bucket", retention={"keep_time_s": 60.0}),
         topic(5, brokers=(1,) * PARTS_MAX),
         part(5, 1, 4),
@@ -227,8 +233,8 @@ def test_an_intact_entry_of_a_wrong_form_is_void(row: dict[str, Any], why: str) 
 
 
 def test_more_fields_are_ignored() -> None:
-    row = {"kind": "remove", "id": hex_of(1), "uuid": hex_of(2), "by": "ann"}
-    assert decode_entry(line(**row)) == RemoveEntry(hex_of(1), hex_of(2))
+    row = {"kind": "open", "id": hex_of(1), "uuid": hex_of(2), "part": 3, "by": "ann"}
+    assert decode_entry(line(**row)) == OpenEntry(hex_of(1), hex_of(2), 3)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +297,72 @@ def test_parts_are_closed_and_opened_again() -> None:
     assert directory.topics["clicks"].parts == (0, 1, 0)
 
 
+def test_a_topic_that_was_drained_is_deleted_only_while_all_parts_are_closed() -> None:
+    gone = RemoveEntry(hex_of(50), hex_of(5), is_drained=True)
+    entries: list[Entry] = [*TWO_BROKERS, topic(5, brokers=(0, 1, 0)), close(5, 0, 41)]
+    entries += [close(5, 1, 42), remove_part(1, 0, 9, 43)]
+    _, counts = replay(*entries, gone)
+    assert counts[-1] is False
+    directory, counts = replay(*entries, close(5, 2, 44), gone)
+    assert counts[-1] is True
+    assert not directory.topics
+    _, counts = replay(*entries, close(5, 2, 44), reopen(5, 0, 45), gone)
+    assert counts[-1] is False
+
+
+def test_a_topic_of_one_broker_comes_with_its_closed_and_removed_parts() -> None:
+    entries: list[Entry] = [*TWO_BROKERS, topic(5), part(5, 0, 40), close(5, 0, 41)]
+    before, _ = replay(*entries, close(5, 1, 42), remove_part(1, 0, 17, 43))
+    entry = before.topics["clicks"].as_entry(hex_of(44))
+    assert decode_entry(encode_entry(entry)) == entry
+    after, counts = replay(*TWO_BROKERS, entry)
+    assert counts[-1]
+    assert after.topics == before.topics
+    local = Directory()
+    assert [local.add(one) for one in (*TWO_BROKERS, entry)] == [None] * 3
+    assert local.topics == before.topics
+    assert local.add(entry) is not None
+
+
+def test_a_part_that_was_removed_never_comes_back() -> None:
+    entries: list[Entry] = [*TWO_BROKERS, topic(5), close(5, 1, 41), remove_part(1, 0, 17, 42)]
+    void: list[Entry] = [
+        reopen(5, 1, 43), close(5, 1, 44), move(1, 0, 0, 45), give(1, 1, 0, 46),
+        remove_part(1, 0, 18, 47),
+    ]  # fmt: skip
+    directory, counts = replay(*entries, *void, part(5, 1, 48))
+    assert counts == [True] * 5 + [False] * 5 + [True]
+    found = directory.topics["clicks"]
+    assert (found.parts, found.closed, found.ends) == ((0, -1, 1), frozenset(), {1: 17})
+    assert found.places == {0: 0, 2: 1}
+    assert found.why_missing(1) == "part clicks#1 was removed"
+    assert (found.why_missing(2), found.why_missing(3)) == ("", "topic clicks has no part 3")
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "why"),
+    [
+        ([], "E_NOT_EMPTY", "is open to publishers"),
+        ([close(5, 1, 41), reopen(5, 1, 42)], "E_NOT_EMPTY", "is open to publishers"),
+        ([close(5, 1, 41), close(5, 0, 42)], "E_BAD_ARGUMENT", "no other part that is open"),
+        ([close(5, 0, 41)], "E_BAD_ARGUMENT", "no other part that is open"),
+        ([close(5, 1, 41), move(1, 0, 0, 42)], "E_CLOSING", "is being moved"),
+        (
+            [close(5, 1, 41), move(1, 0, 0, 42), ready(1, 0, 0, 43), give(1, 1, 0, 44)],
+            "E_CLOSING", "is being moved",
+        ),
+    ],
+)  # fmt: skip
+def test_a_part_is_removed_only_while_it_is_closed_and_stays_where_it_is(
+    before: list[Entry], code: str, why: str
+) -> None:
+    directory, counts = replay(*TWO_BROKERS, topic(5), *before)
+    assert all(counts)
+    objection = directory.objection(remove_part(1, 0, 17, 99))
+    assert objection is not None
+    assert (objection.code, why in objection.text) == (code, True)
+
+
 def test_a_part_moves_to_another_broker_and_back() -> None:
     """Each `give` begins a new hold. Entries of an earlier hold are void."""
     entries: list[Entry] = [*TWO_BROKERS, topic(5), move(0, 0, 1, 41)]
@@ -351,6 +423,12 @@ def test_a_part_moves_to_another_broker_and_back() -> None:
         (remove(7, 99), "E_NOT_FOUND", "was removed"),
         (remove(8, 99), "E_NOT_FOUND", "does not exist"),
         (broker(3, id=1_001), "E_EXISTS", "entry 0 has the same id"),
+        (RemoveEntry(hex_of(99), hex_of(5), True), "E_NOT_EMPTY", "clicks#0 is open to publishers"),
+        (topic(8, "other", (0, -1)), "E_NOT_FOUND", "the cluster has no broker -1"),
+        (topic(8, "other")._replace(closed=(2,)), "E_BAD_ARGUMENT", "not among its parts"),
+        (topic(8, "other")._replace(removed=((1, 5),)), "E_BAD_ARGUMENT", "not among its parts"),
+        (topic(8, "other", (0, -1))._replace(removed=((2, 5),)), "E_BAD_ARGUMENT", "not among its"),
+        (topic(8, "other", (-1,))._replace(removed=((0, 5),)), "E_BAD_ARGUMENT", "not among its"),
     ],
 )
 def test_a_void_entry_changes_nothing(entry: Entry, code: str, why: str) -> None:
@@ -417,6 +495,7 @@ entries = st.one_of(
         st.integers(0, 9),
     ),
     st.builds(TakenEntry, ids, few, st.integers(-1, 3), st.integers(0, 3)),
+    st.builds(RemovePartEntry, ids, few, st.integers(-1, 3), st.integers(0, 3), st.just(7)),
     st.builds(RemoveEntry, ids, few),
 )  # fmt: skip
 

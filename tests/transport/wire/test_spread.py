@@ -22,6 +22,7 @@ from zsq.transport.wire.spread import (
     near,
     part_of_hash,
     parts_of_keys,
+    removed_part,
     way_to,
 )
 
@@ -151,12 +152,34 @@ def test_a_way_is_not_remembered_for_other_clients() -> None:
         {"brokers": (5,)},
         {"brokers": (("0", (A,)),)},
         {"closed": ("0",)},
+        {"removed": (0,)},
+        {"removed": (4,)},
+        {"removed": ("3",)},
+        {"parts": (), "removed": (0, 1, 2)},
+        {"removed": tuple(range(3, 257))},
     ],
 )
 def test_a_spread_that_cannot_be_used_is_refused(wrong: dict[str, Any]) -> None:
     assert checked(SPREAD) == SPREAD
     with pytest.raises(UsageError, match="E_BAD_COMMAND"):
         checked(replace(SPREAD, **wrong))
+
+
+def test_a_part_that_was_removed_counts_for_keys_as_a_closed_one() -> None:
+    closed = replace(SPREAD, closed=(1,))
+    gone = replace(SPREAD, parts=((0, 0), (2, 0)), removed=(1,))
+    assert checked(gone) == gone
+    for key in (b"%d" % number for number in range(200)):
+        assert parts_of_keys(gone).of(key) == parts_of_keys(closed).of(key) != 1
+    assert way_to(parse_all(A), "clicks#1", gone, Space.MACHINE) is None
+    error = removed_part("clicks#1", gone)
+    assert error is not None
+    assert "part clicks#1 was removed" in error.text
+    assert removed_part("clicks#2", gone) is removed_part("clicks", gone) is None
+    first = replace(SPREAD, parts=((1, 4), (2, 0)), removed=(0,))
+    assert "such as clicks#1" in HasParts(first).text
+    with pytest.raises(Refused, match=r"all 2 parts .*zsq topic open clicks#1"):
+        parts_of_keys(replace(first, closed=(1, 2)))
 
 
 def test_the_error_for_a_topic_with_parts_says_what_to_name() -> None:

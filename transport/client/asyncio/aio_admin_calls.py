@@ -23,6 +23,7 @@ from ...wire.answers import (
     Moving,
     Nothing,
     OverviewAnswer,
+    PartRemoved,
     Scheduled,
     ScheduleRow,
     Silenced,
@@ -49,7 +50,8 @@ class AdminCalls(Asker):
         """Create a topic. Returns {"existed": True} if it existed and so was not changed.
 
         `sync`: always, bucket, interval, or never. With `parts`, the topic has that many parts at
-        the brokers of the cluster, in turn, or at `brokers` (numbers of brokers, see `cluster`).
+        the brokers of the cluster, in turn, or at `brokers` (numbers of brokers, see `cluster`). A
+        broker without a cluster has all parts itself.
         """
         return await self._carry_out(
             administration.create_topic(name, sync, parts=parts, brokers=brokers, **retention)
@@ -74,11 +76,21 @@ class AdminCalls(Asker):
         """
         return await self._carry_out(administration.move_part(part, broker))
 
+    async def remove_part(self, part: str, force: bool = False) -> PartRemoved:
+        """Remove a part that is closed to publishers, such as "clicks#3". See docs/parts.md.
+
+        Raises `Refused` (E_NOT_EMPTY) while the part is open, or a channel has unfinished messages
+        in it, unless `force` is True. It never removes the last open part. Returns {"end": the
+        offset at which the log of the part ended}. No part gets its number again.
+        """
+        return await self._carry_out(administration.remove_part(part, force))
+
     async def cluster(self, *, fresh: bool = False) -> ClusterAnswer:
         """Return the brokers of the cluster, and the topics with parts, as this broker knows them.
         With `fresh`, it reads the directory first.
 
-        Raises `UsageError` (E_UNSUPPORTED) if the broker is in no cluster.
+        A broker that belongs to no cluster returns itself, without addresses, and its own topics
+        with parts. Then `is_shared` is False.
         """
         return await self._carry_out(administration.cluster(fresh=fresh))
 
@@ -115,7 +127,8 @@ class AdminCalls(Asker):
     async def delete_topic(self, name: str, force: bool = False) -> Nothing:
         """Delete a topic.
 
-        Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True.
+        Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True. A
+        topic with parts must then be closed to publishers, and all of its brokers must answer.
         """
         return await self._carry_out(administration.delete_topic(name, force))
 

@@ -27,6 +27,7 @@ from ...wire.admin_requests import (
     AnswerT,
     AuditRequest,
     CancelDelayedRequest,
+    CheckDrainedRequest,
     ChunksRequest,
     CloseRequest,
     ClusterRequest,
@@ -52,6 +53,7 @@ from ...wire.admin_requests import (
     PauseScheduleRequest,
     PreviewSkipRequest,
     RedriveRequest,
+    RemovePartRequest,
     RemoveScheduleRequest,
     ResumeScheduleRequest,
     RunScheduleRequest,
@@ -79,6 +81,7 @@ from ...wire.answers import (
     Moving,
     Nothing,
     OverviewAnswer,
+    PartRemoved,
     Scheduled,
     ScheduleRow,
     Silenced,
@@ -101,7 +104,8 @@ def create_topic(
     """Create a topic. Returns {"existed": True} if it existed and so was not changed.
 
     `sync`: always, bucket, interval, or never. With `parts`, the topic has that many parts at
-    the brokers of the cluster, in turn, or at `brokers` (numbers of brokers, see `cluster`).
+    the brokers of the cluster, in turn, or at `brokers` (numbers of brokers, see `cluster`). A
+    broker without a cluster has all parts itself.
     """
     check_name(name)
     _check_sync(sync)
@@ -141,19 +145,29 @@ def move_part(part: str, broker: int) -> Asking[Moving]:
     {"hold": how often the part was moved before}. `cluster` shows under `moves` what is not
     completed.
     """
-    if part_of(part) is None:
-        text = f"only a part can be moved, such as clicks#3: {part!r} is no name of a part"
-        raise UsageError(E_BAD_ARGUMENT, text)
+    _check_part(part, "moved")
     if type(broker) is not int or broker < 0:
         raise UsageError(E_BAD_ARGUMENT, f"broker must be a number from 0 on, not {broker!r:.40}")
     return ask_admin(MovePartRequest(part, broker=broker))
+
+
+def remove_part(part: str, force: bool = False) -> Asking[PartRemoved]:
+    """Remove a part that is closed to publishers, such as "clicks#3". See docs/parts.md.
+
+    Raises `Refused` (E_NOT_EMPTY) while the part is open, or a channel has unfinished messages
+    in it, unless `force` is True. It never removes the last open part. Returns {"end": the
+    offset at which the log of the part ended}. No part gets its number again.
+    """
+    _check_part(part, "removed")
+    return ask_admin(RemovePartRequest(part, force=force))
 
 
 def cluster(*, fresh: bool = False) -> Asking[ClusterAnswer]:
     """Return the brokers of the cluster, and the topics with parts, as this broker knows them.
     With `fresh`, it reads the directory first.
 
-    Raises `UsageError` (E_UNSUPPORTED) if the broker is in no cluster.
+    A broker that belongs to no cluster returns itself, without addresses, and its own topics
+    with parts. Then `is_shared` is False.
     """
     return ask_admin(ClusterRequest(fresh=fresh))
 
@@ -203,9 +217,15 @@ def configure_channel(
 def delete_topic(name: str, force: bool = False) -> Asking[Nothing]:
     """Delete a topic.
 
-    Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True.
+    Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True. A
+    topic with parts must then be closed to publishers, and all of its brokers must answer.
     """
-    return ask_admin(DeleteRequest(check_name(name), force=force))
+    request = DeleteRequest(check_name(name), force=force)
+    try:
+        return (yield from ask_admin(request))
+    except HasParts:
+        yield from ask_admin(CheckDrainedRequest(name))
+        return (yield from ask_admin(replace(request, drained=True)))
 
 
 def close_topic(name: str, to: Side = "publishers") -> Asking[Closed]:
@@ -635,6 +655,12 @@ def ping() -> Asking[str]:
 def _names(topic: str, channel: str | None) -> tuple[str, str]:
     """Check the names of a topic and a channel, and return them as a request has them."""
     return check_name(topic), "" if channel is None else check_name(channel, "channel")
+
+
+def _check_part(part: str, action: str) -> None:
+    if part_of(part) is None:
+        text = f"only a part can be {action}, such as clicks#3: {part!r} is no name of a part"
+        raise UsageError(E_BAD_ARGUMENT, text)
 
 
 def _check_parts(count: int) -> int:

@@ -25,7 +25,7 @@ from ...settings import CHANNEL
 from ...wire.admin_codec import manage_of, request_of, row_of
 from ...wire.admin_requests import END, ROW_OF, AdminRequest
 from ...wire.protocol import Done, Manage, Spread, Stats, Wire
-from ...wire.spread import HasParts, addresses_of
+from ...wire.spread import HasParts, addresses_of, why_missing
 
 _T = TypeVar("_T")
 
@@ -108,8 +108,8 @@ def for_parts(question: Question, spread: Spread) -> list[tuple[tuple[str, ...],
     questions = []
     for number in numbers:
         addresses = addresses_of(spread, number)
-        if not addresses:
-            raise NotFound(E_NOT_FOUND, f"topic {spread.topic} has no part {number}")
+        if number not in dict(spread.parts):
+            raise NotFound(E_NOT_FOUND, why_missing(spread, number))
         questions.append((addresses, _of_part(question, part_name(spread.topic, number))))
     return questions
 
@@ -179,8 +179,8 @@ class PartAnswers:
         """
         if isinstance(error, NotFound) and not is_channel_missing(error.text):
             # The broker that has the part would know it.
-            where = ",".join(part.urls)
-            text = f"part {part.part} is at {where}, where a broker answers that does not have it"
+            where = f"is at {','.join(part.urls)}, where" if part.urls else "is missing:"
+            text = f"part {part.part} {where} a broker answers that does not have it"
             error = BrokerUnreachable(E_UNREACHABLE, text)
         self._missing[part.part] = error
         if isinstance(error, BrokerUnreachable):

@@ -16,6 +16,7 @@ from ...errors import (
     E_BAD_COMMAND,
     E_CLOSED,
     E_NOT_FOUND,
+    NotFound,
     Refused,
     UsageError,
     ZsqError,
@@ -25,8 +26,8 @@ from ...names import PARTS_MAX, base_of, check_name, part_name, part_of
 from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
-from ...wire.protocol import Failed, Pub, PubDelayed, Welcome, Wire
-from ...wire.spread import PARTS_ASKED_NS, HasParts, KeyParts, parts_of_keys
+from ...wire.protocol import Failed, Pub, PubDelayed, Spread, Welcome, Wire
+from ...wire.spread import PARTS_ASKED_NS, HasParts, KeyParts, parts_of_keys, why_missing
 from ..link.engine import Engine
 from ..link.link import Link
 from ..link.reaction import Reaction
@@ -282,9 +283,12 @@ class Lane:
     def _has_parts(self, error: HasParts) -> None:
         """Send the blocks that wait here to the parts.
 
-        Blocks that were sent before belong to a topic without parts, which has this name no more.
-        They may be stored there, so they fail.
+        Blocks that were sent before belong to a topic without parts, which has this name no more,
+        or to a part that was removed. They may be stored there, so they fail.
         """
+        if self.part is not None:
+            self._was_removed(error.spread, self.part[1])
+            return
         unsent = self.session.withdraw_all()
         self.session.fail(error)
         self._note_refused()
@@ -300,6 +304,23 @@ class Lane:
         now_ns = time.monotonic_ns()
         for pending in unsent:
             self.parts.push(pending, now_ns)
+
+    def _was_removed(self, spread: Spread, number: int) -> None:
+        """Let the lane of the topic send the blocks that wait for this part, which was removed.
+
+        Blocks of a program that publishes to this part by its name fail.
+        """
+        whole = self.engine.lanes.get(spread.topic)
+        gone = NotFound(E_NOT_FOUND, why_missing(spread, number))
+        self.refused = gone
+        if whole is not None and whole.parts is not None:
+            unsent = self.session.withdraw_all()
+            self.refused = HasParts(spread) if self.asked else None
+            whole.on_refused(HasParts(spread))
+            for pending in unsent:
+                whole.push(pending, time.monotonic_ns())
+        self.session.fail(gone)
+        self._note_refused()
 
     def _fail(self, unsent: list[PendingBlock], error: Refused) -> None:
         """Fail these blocks, because no part takes messages."""

@@ -27,7 +27,7 @@ from ...wire.address import Address, Target
 from ...wire.addresses import NOT_PRIMARY, Addresses, Rotation
 from ...wire.codec import encode
 from ...wire.protocol import Blocks, Done, Failed, Spread, Wire
-from ...wire.spread import HasParts, checked
+from ...wire.spread import HasParts, checked, removed_part
 from ..link.engine import Engine, Steps
 from ..link.link import AGAIN, Link
 from ..link.reaction import Reaction
@@ -246,6 +246,8 @@ class RequestEngine(Engine):
             request.sent = False
 
     def on_refused(self, error: ZsqError) -> None:
+        if isinstance(error, HasParts):
+            error = removed_part(self.target.topic, error.spread) or error
         requests, self._requests = self._requests, {}
         for request in requests.values():
             request.settle(error=error)

@@ -57,7 +57,7 @@ from ...wire.addresses import NOT_PRIMARY, Rotation
 from ...wire.codec import encode, frames_blocks
 from ...wire.handshake import HANDSHAKE_EVENTS, suspicion, verdict
 from ...wire.protocol import Beat, Bye, Done, Failed, Lookup, Open, Spread, Unstored, Wire
-from ...wire.spread import HasParts, checked
+from ...wire.spread import HasParts, checked, removed_part
 from .attempt import Attempt, Contact
 from .connection import LinkConnection
 from .course import BACKOFF_MS_MAX, STRANGER, Course
@@ -656,13 +656,16 @@ class Link:
                     self._pause_until(now_ns + LATER_MS * MS)
 
     def _go_to_part(self, message: Spread, now_ns: int) -> None:
-        """Go to the broker that has the part. If the target is the whole topic, it is refused."""
+        """Go to the broker that has the part. The whole topic, and a part that was removed, are
+        refused.
+        """
         spread, topic, course = checked(message), self.target.topic, self._course
         if self.stays:
             self._refuse(now_ns, HasParts(spread))
             return
         way = course.way_to(topic, spread, self.space)
-        if way is None and part_of(topic) is None:
+        is_gone = part_of(topic) is None or removed_part(topic, spread) is not None
+        if way is None and is_gone:
             self._known = True
             self._refuse(now_ns, HasParts(spread))
             return

@@ -5,6 +5,7 @@ deleted. Broker 0 is the one whose view it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from zsq.storage.cluster.directory import (
     PartedTopic,
     PartEntry,
     RemoveEntry,
+    RemovePartEntry,
     TopicEntry,
     encode_entry,
 )
@@ -30,15 +32,18 @@ from zsq.transport.errors import (
     E_CLOSING,
     E_EXISTS,
     E_LIMIT,
-    E_NOT_EMPTY,
     E_NOT_FOUND,
     E_PARTS,
     E_UNSUPPORTED,
+    NotFound,
+    Refused,
+    UsageError,
     ZsqError,
 )
 from zsq.transport.names import PARTS_MAX
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.admin_codec import request_of
+from zsq.transport.wire.admin_requests import RemovePartRequest
 
 ME, OTHER, THIRD = "a" * 32, "b" * 32, "c" * 32
 CLICKS, VIEWS, GONE, STRANGE = "1" * 32, "2" * 32, "3" * 32, "4" * 32
@@ -331,11 +336,12 @@ def test_parts_that_cannot_be_added_are_refused(topic: str, count: Any, code: st
         more(topic, count)
 
 
-def test_a_topic_with_parts_is_deleted_only_with_force() -> None:
+def test_a_topic_with_parts_is_deleted_drained_or_with_force() -> None:
     known = full()
     assert known.is_parted("clicks")
-    with pytest.raises(ZsqError, match=E_NOT_EMPTY):
-        known.removal(parsed(p.Manage(1, "delete", "clicks", "", {}, {})), ids()[0])
+    drained = {"drained": True}
+    entry = known.removal(parsed(p.Manage(1, "delete", "clicks", "", drained, {})), ids()[0])
+    assert entry == RemoveEntry(ids()[0], CLICKS, is_drained=True)
     entry = known.removal(
         parsed(p.Manage(1, "delete", "clicks", "", {"force": True}, {})), ids()[0]
     )
@@ -410,6 +416,65 @@ def test_the_parts_of_this_broker_are_opened_and_deleted(
     local: Mapping[str, TopicRow], steps: list[Step]
 ) -> None:
     assert full(local).plan() == steps
+
+
+def removal(part: int) -> list[Entry]:
+    """Return the entries that close and remove a part of topic clicks."""
+    return [
+        CloseEntry(f"{20 + part:032x}", CLICKS, part),
+        RemovePartEntry(f"{30 + part:032x}", CLICKS, part, 0, 17),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("local", "steps"),
+    [
+        ({}, []),
+        ({"clicks#0": row(CLICKS)}, [Delete("clicks#0")]),
+        ({"clicks#0": row(CLICKS, "given")}, [Delete("clicks#0")]),
+        ({"clicks#0": row(CLICKS, "deleting")}, []),
+        ({"clicks#0": row()}, []),
+        ({"clicks#0": row(STRANGE)}, []),
+    ],
+)
+def test_a_part_that_was_removed_is_deleted_and_not_opened_again(
+    local: Mapping[str, TopicRow], steps: list[Step]
+) -> None:
+    known = view(*BROKERS, *TOPICS, *removal(0), local=local)
+    assert known.plan() == steps
+
+
+def test_clients_of_a_part_that_was_removed_get_the_other_parts() -> None:
+    known = view(*BROKERS, *TOPICS, *removal(0))
+    expected = replace(SPREAD, parts=SPREAD.parts[1:], brokers=SPREAD.brokers[1:], removed=(0,))
+    for topic in ("clicks", "clicks#0"):
+        found = answer(known.lookup, p.Lookup(1, topic, "", True, {}, {}), False)
+        assert found == expected
+    assert (known.end_of("clicks#0"), known.end_of("clicks#1"), known.end_of("plain")) == (
+        17, None, None,
+    )  # fmt: skip
+    (topic, _) = known.describe()["topics"]
+    assert (topic["parts"], topic["closed"]) == ((-1, 1, 1), ())
+
+
+def test_a_part_is_removed_closed_or_with_force() -> None:
+    known = full()
+
+    def entries(topic: str, *, force: bool) -> list[str]:
+        request = RemovePartRequest(topic, force=force)
+        return [type(one).__name__ for one in known.part_removal(request, iter(ids()), 5)]
+
+    with pytest.raises(Refused, match="E_NOT_EMPTY part clicks#0 is open to publishers: close it"):
+        entries("clicks#0", force=False)
+    assert entries("clicks#0", force=True) == ["CloseEntry", "RemovePartEntry"]
+    with pytest.raises(UsageError, match="no other part that is open"):
+        entries("views#0", force=True)
+    with pytest.raises(UsageError, match="only a part can be removed"):
+        entries("clicks", force=True)
+    with pytest.raises(NotFound, match="topic clicks has no part 3"):
+        entries("clicks#3", force=True)
+    known.take(len(BROKERS) + len(TOPICS), [encode_entry(one) for one in removal(0)[:1]], True)
+    assert entries("clicks#0", force=False) == ["RemovePartEntry"]
 
 
 def test_a_broker_that_is_not_in_the_directory_has_no_parts() -> None:
@@ -499,5 +564,6 @@ def test_the_cluster_is_described() -> None:
             {"topic": "views", "uuid": VIEWS, "parts": (1, 0, 0), "closed": (), "moves": {2: 1}},
         ],
         "directory": 10,
+        "is_shared": True,
         "trouble": "",
     }

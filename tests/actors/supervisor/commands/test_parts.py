@@ -17,14 +17,17 @@ from zsq.actors.settings.channel_settings import DEAD_LETTERS
 from zsq.actors.supervisor.commands import parts
 from zsq.actors.supervisor.commands.management import Commands
 from zsq.actors.supervisor.commands.requests import Orders, Requests
-from zsq.actors.supervisor.topics.registry_format import TopicRow
+from zsq.actors.supervisor.topics.registry_format import NO_PARTS, LocalParts, TopicRow
 from zsq.storage.cluster.directory import (
     BrokerEntry,
     CloseEntry,
     Directory,
     Entry,
+    MoveEntry,
+    OpenEntry,
     PartEntry,
     RemoveEntry,
+    RemovePartEntry,
     TopicEntry,
     decode_entry,
     encode_entry,
@@ -33,6 +36,7 @@ from zsq.transport.errors import (
     E_BUCKET,
     E_CLOSING,
     E_EXISTS,
+    E_NOT_EMPTY,
     E_NOT_FOUND,
     E_PARTS,
     E_TIMEOUT,
@@ -90,7 +94,13 @@ class World:
         )
         self.broker: Any = SimpleNamespace(
             options=given,
-            registry=SimpleNamespace(uuid=ME, topics=self.rows, adopt=self._adopt),
+            registry=SimpleNamespace(
+                uuid=ME,
+                topics=self.rows,
+                adopt=self._adopt,
+                parted=NO_PARTS,
+                note_parted=self._note_parted,
+            ),
             processes=processes,
             groups=self.groups,
             stopping=False,
@@ -103,6 +113,10 @@ class World:
         self.parts = parts.Parts(self.requests)
         monkeypatch.setattr(parts, "create_topic", self._create)
         monkeypatch.setattr(parts, "delete_part", self._delete)
+        self.drains: list[tuple[Any, Callable[[int, Callable[[], None]], None]]] = []
+        monkeypatch.setattr(
+            parts, "drain_part", lambda requests, *what: self.drains.append((what[0], what[-1]))
+        )
         monkeypatch.setattr(parts, "time", SimpleNamespace(monotonic_ns=lambda: self.now_ns))
 
     # What is around
@@ -127,6 +141,16 @@ class World:
         (name,) = [name for name, one in self.groups.items() if one is group]
         assert name not in self.deletions
         self.deletions[name] = answer
+
+    def _note_parted(self, parted: LocalParts) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.broker.registry.parted = parted
+
+    def restart(self, *, cluster: str) -> None:
+        """Begin again with the same registry, and with or without a cluster."""
+        self.broker.options.cluster = cluster
+        self.parts = parts.Parts(self.requests)
 
     def _adopt(self, name: str, of_topic: str, hold: int) -> None:
         self.rows[name].part_of, self.rows[name].hold = of_topic, hold
@@ -423,6 +447,23 @@ def test_a_topic_with_parts_is_deleted_at_all_brokers(world: World) -> None:
     assert world.audited == [("create", "clicks#0"), ("delete", "clicks#0")]
 
 
+def test_a_topic_with_parts_is_deleted_without_force_after_its_parts_were_asked(
+    world: World,
+) -> None:
+    world.manage("delete", "clicks")
+    assert isinstance(world.answer(), p.Spread), "the client asks the brokers of all parts"
+    world.manage("delete", "clicks", drained=True)
+    found = entry(world.obey(Refused(E_NOT_EMPTY, "part clicks#1 is open to publishers")))
+    assert found == RemoveEntry(found.id, CLICKS, is_drained=True)
+    assert world.error() == E_NOT_EMPTY
+    assert not world.deletions
+    world.add(CloseEntry(f"{4:032x}", CLICKS, 0), CloseEntry(f"{5:032x}", CLICKS, 1))
+    world.manage("delete", "clicks", drained=True)
+    world.obey()
+    assert world.answer() == p.Done(9, {})
+    assert world.deletions.keys() == {"clicks#0"}
+
+
 def test_a_topic_that_was_created_again_gets_its_part_after_the_old_one_is_deleted(
     world: World,
 ) -> None:
@@ -492,6 +533,81 @@ def test_producers_learn_of_a_closed_part_before_it_is_closed(world: World) -> N
     assert world.answer().closed == (0,)
 
 
+def drained(world: World, end: int) -> list[str]:
+    """Let the part of the request be drained. Return a list that notes when it is unsealed."""
+    noted: list[str] = []
+    ((message, then),), world.drains = world.drains, []
+    with world.requests.answering(message.request):
+        then(end, lambda: noted.append("unsealed"))
+    return noted
+
+
+def test_a_part_is_removed_when_its_entry_is_in_the_directory(world: World) -> None:
+    world.manage("remove_part", "clicks#0")
+    assert world.error() == E_NOT_EMPTY
+    world.add(CloseEntry(f"{4:032x}", CLICKS, 0))
+    world.tell()
+    world.manage("remove_part", "clicks#0")
+    noted = drained(world, 17)
+    assert not world.sent
+    found = entry(world.obey())
+    assert found == RemovePartEntry(found.id, CLICKS, 0, 0, 17)
+    assert world.answer() == p.Done(9, {"end": 17})
+    assert world.deletions.keys() == {"clicks#0"}
+    assert not noted
+    world.manage("remove_part", "clicks#0")
+    assert world.answer().removed == (0,)
+    world.manage("ended", "clicks#0")
+    assert world.answer() == p.Done(9, {"ended": 17})
+    world.manage("ended", "clicks#1")
+    assert world.answer().removed == (0,)
+
+
+def test_force_closes_a_part_before_it_removes_it(world: World) -> None:
+    world.manage("remove_part", "clicks#0", force=True)
+    drained(world, 3)
+    kinds = [type(entry(world.obey())) for _ in range(2)]
+    assert kinds == [CloseEntry, RemovePartEntry]
+    assert world.answer() == p.Done(9, {"end": 3})
+
+
+@pytest.mark.parametrize(
+    "between",
+    [OpenEntry(f"{5:032x}", CLICKS, 0), MoveEntry(f"{5:032x}", CLICKS, 0, 0, 1)],
+)
+def test_a_part_that_is_opened_or_moved_meanwhile_stays(world: World, between: Entry) -> None:
+    """The order of the entries decides, so the archive actor may refuse, or add a void entry."""
+    world.add(CloseEntry(f"{4:032x}", CLICKS, 0))
+    world.tell()
+    world.manage("remove_part", "clicks#0")
+    noted = drained(world, 17)
+    world.add(between)
+    world.obey()
+    assert world.error() == E_CLOSING
+    assert noted == ["unsealed"]
+    assert not world.deletions
+    # Its entry is known here before the part is drained.
+    world.manage("remove_part", "clicks#0", force=False)
+    assert world.error() in (E_NOT_EMPTY, E_CLOSING)
+    assert not world.drains
+
+
+@pytest.mark.parametrize("error", [Refused(E_BUCKET, "away"), ZsqError(E_TIMEOUT, "no answer")])
+def test_a_part_is_unsealed_if_its_removal_cannot_be_noted(world: World, error: ZsqError) -> None:
+    world.add(CloseEntry(f"{4:032x}", CLICKS, 0))
+    world.tell()
+    world.manage("remove_part", "clicks#0")
+    noted = drained(world, 17)
+    world.obey(error)
+    assert world.error() == error.code
+    assert noted == ["unsealed"]
+    world.archive.state = "starting"
+    world.manage("remove_part", "clicks#0")
+    noted = drained(world, 17)
+    assert world.error() == E_BUCKET
+    assert noted == ["unsealed"]
+
+
 def test_dead_letters_may_go_back_to_a_topic_with_parts_that_the_user_chose(world: World) -> None:
     def redrive(to: str, channel: str, *, chosen: bool) -> None:
         origin = ("clicks", CLICKS, "c")
@@ -516,23 +632,178 @@ def test_the_cluster_is_described(world: World) -> None:
     assert (data["directory"], data["trouble"]) == (3, "")
 
 
-def test_without_a_cluster_all_requests_are_carried_out_here(world: World) -> None:
-    world.broker.options.cluster = ""
-    world.lookup("new")
-    world.lookup("clicks#1")
-    world.manage("create", "new")
-    world.manage("delete", "clicks")
-    world.manage("close", "clicks")
-    world.manage("redrive", "dead", to="clicks", origin=("clicks", CLICKS, "c"))
-    world.ask(p.Stats(0, "clicks", ""))
-    assert len(world.carried) == 7
-    for action, given in (("cluster", {}), ("add_parts", {"count": 1}), ("create", {"parts": 2})):
-        topic = "" if action == "cluster" else "new"
-        world.manage(action, topic, **cast("dict[str, Any]", given))
-        assert world.error() == E_UNSUPPORTED
-    world.parts.heard(ARCHIVE, p.DirectoryEntries(0, (), is_all=True))
-    world.parts.tick(1)
-    assert world.parts.trouble() == ""
+@pytest.fixture
+def alone(world: World) -> World:
+    """A broker that belongs to no cluster, and has no topic."""
+    world.rows.clear()
+    world.groups.clear()
+    world.audited.clear()
+    world.restart(cluster="")
+    return world
+
+
+def test_without_a_cluster_topics_without_parts_are_carried_out_here(alone: World) -> None:
+    alone.rows["old#0"] = TopicRow(1, "f" * 32, "always", 0, part_of=OTHER)  # of a former cluster
+    alone.lookup("new")
+    alone.lookup("old#0")
+    alone.manage("create", "new")
+    alone.manage("delete", "clicks")
+    alone.manage("close", "clicks")
+    alone.manage("close", "old#0")
+    alone.manage("redrive", "dead", to="clicks", origin=("clicks", CLICKS, "c"))
+    alone.ask(p.Stats(0, "clicks", ""))
+    assert len(alone.carried) == 8
+    alone.lookup("clicks#1")
+    assert alone.error() == E_NOT_FOUND
+    alone.manage("move", "clicks#1", broker=0)
+    assert alone.error() == E_UNSUPPORTED
+    alone.parts.heard(ARCHIVE, p.DirectoryEntries(0, (), is_all=True))
+    alone.parts.tick(1)
+    assert alone.parts.trouble() == ""
+    assert not alone.orders_sent
+
+
+def test_a_broker_without_a_cluster_has_all_parts_of_a_topic(alone: World) -> None:
+    alone.manage("create", "clicks", parts=3)
+    assert alone.answer().data["parts"] == 3
+    assert alone.rows.keys() == {"clicks#0", "clicks#1", "clicks#2"}
+    alone.lookup("clicks")
+    found = alone.answer()
+    assert (found.parts, found.brokers) == (((0, 0), (1, 0), (2, 0)), ((0, ()),))
+    alone.lookup("clicks#1")
+    alone.manage("close", "clicks#1")
+    assert len(alone.carried) == 2
+    alone.manage("add_parts", "clicks", count=1)
+    assert alone.answer() == p.Done(9, {"parts": 4})
+    alone.manage("remove_part", "clicks#1")
+    drained(alone, 17)
+    assert alone.answer() == p.Done(9, {"end": 17})
+    assert alone.deletions.keys() == {"clicks#1"}
+    # The registry is all that is left at a restart.
+    alone.restart(cluster="")
+    alone.lookup("clicks")
+    found = alone.answer()
+    assert (found.parts, found.removed) == (((0, 0), (2, 0), (3, 0)), (1,))
+    alone.manage("cluster")
+    described = alone.answer().data
+    assert described["brokers"] == [
+        {"number": 0, "uuid": ME, "addresses": (), "bucket": "", "me": True}
+    ]
+    assert (described["topics"][0]["parts"], described["is_shared"]) == ((0, -1, 0, 0), False)
+
+
+def test_parts_that_are_missing_or_left_are_opened_and_deleted_at_the_start(alone: World) -> None:
+    alone.manage("create", "clicks", parts=2)
+    uuid = alone.answer().data["uuid"]
+    del alone.rows["clicks#1"], alone.groups["clicks#1"]
+    alone.restart(cluster="")
+    alone.parts.tick(1)
+    assert alone.rows.keys() == {"clicks#0", "clicks#1"}
+    alone.manage("delete", "clicks", force=True)
+    assert alone.answer() == p.Done(9, {})
+    assert alone.deletions.keys() == {"clicks#0", "clicks#1"}
+    alone.deletions.clear()
+    alone.restart(cluster="")
+    alone.parts.tick(1)
+    assert alone.deletions.keys() == {"clicks#0", "clicks#1"}
+    alone.rows.clear()
+    # What was deleted is forgotten when none of its parts is left.
+    assert alone.broker.registry.parted.removed == (uuid,)
+    alone.manage("create", "views", parts=1)
+    assert alone.broker.registry.parted.removed == ()
+
+
+def test_a_change_that_the_registry_cannot_note_did_not_happen(alone: World) -> None:
+    alone.refusal = Refused(E_CLOSING, "the disk is full")
+    alone.manage("create", "clicks", parts=2)
+    assert alone.error() == E_CLOSING
+    assert not alone.rows
+    alone.lookup("clicks")
+    assert len(alone.carried) == 1
+    alone.refusal = None
+    alone.manage("create", "clicks", parts=2)
+    assert alone.answer().data["parts"] == 2
+    alone.manage("create", "clicks", parts=2)
+    assert alone.error() == E_EXISTS
+
+
+def joined(world: World) -> World:
+    """Let a broker with topic clicks, which has a closed and a removed part, join a cluster."""
+    world.manage("create", "clicks", parts=3)
+    world.answer()
+    world.manage("close", "clicks#0")
+    world.manage("close", "clicks#1")
+    world.manage("remove_part", "clicks#1")
+    drained(world, 17)
+    world.sent.clear()
+    world.carried.clear()
+    del world.rows["clicks#1"], world.groups["clicks#1"]
+    world.log.clear()
+    world.told = 0
+    world.add(
+        BrokerEntry(f"{1:032x}", OTHER, ("tcp://b:1",)),
+        BrokerEntry(f"{2:032x}", ME, ("tcp://a:1",)),
+    )
+    world.restart(cluster="file:///c")
+    return world
+
+
+def test_a_topic_with_parts_of_one_broker_joins_the_cluster(alone: World) -> None:
+    joined(alone)
+    alone.tell()
+    for topic in ("clicks", "clicks#2"):
+        alone.carried.clear()
+        alone.lookup(topic)
+        if topic == "clicks":
+            assert alone.error() == E_CLOSING  # and no topic of that name is created
+            alone.manage("create", "clicks", parts=1)
+            assert alone.error() == E_EXISTS
+        else:
+            assert len(alone.carried) == 1
+    before = alone.broker.registry.parted
+    (order,) = alone.orders_sent
+    assert entry(order) == before.topics[0]._replace(brokers=(1, -1, 1))
+    alone.obey()
+    assert alone.broker.registry.parted == NO_PARTS
+    alone.lookup("clicks")
+    found = alone.answer()
+    assert (found.parts, found.closed, found.removed) == (((0, 1), (2, 1)), (0,), (1,))
+    assert alone.rows.keys() == {"clicks#0", "clicks#2"}
+    assert alone.parts.trouble() == ""
+
+
+def test_a_topic_joins_once_if_the_broker_is_killed_between_the_steps(alone: World) -> None:
+    joined(alone)
+    alone.tell()
+    alone.refusal = Refused(E_CLOSING, "the disk is full")
+    alone.obey()
+    assert len(alone.broker.registry.parted.topics) == 1
+    alone.refusal = None
+    alone.told = 0
+    alone.restart(cluster="file:///c")
+    alone.tell()
+    assert not alone.orders_sent
+    assert alone.broker.registry.parted == NO_PARTS
+
+
+def test_a_topic_that_cannot_join_is_kept_and_reported(alone: World) -> None:
+    joined(alone)
+    alone.tell()
+    alone.obey(Refused(E_BUCKET, "away"))
+    assert "topic clicks cannot be put into the directory of the cluster" in alone.parts.trouble()
+    alone.now_ns += int(parts.RETRY_S * S)
+    alone.parts.tick(alone.now_ns)
+    assert len(alone.orders_sent) == 1
+    alone.add(TopicEntry(f"{9:032x}", "clicks", OTHER, (0, 0), {}))
+    alone.obey(Refused(E_EXISTS, "topic clicks exists"))
+    alone.tell()
+    assert "has another topic of that name" in alone.parts.trouble()
+    assert "start it without --cluster" in alone.parts.trouble()
+    assert not alone.orders_sent
+    assert alone.rows.keys() == {"clicks#0", "clicks#2"}
+    alone.restart(cluster="")
+    alone.lookup("clicks#2")
+    assert len(alone.carried) == 1
 
 
 def test_all_that_wait_are_answered_when_the_broker_stops(world: World) -> None:

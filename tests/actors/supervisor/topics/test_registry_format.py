@@ -13,17 +13,25 @@ from zsq.actors.supervisor.topics.registry_format import (
     CHECKSUM,
     Content,
     ImportRecord,
+    LocalParts,
     RegistryDamaged,
     TopicRow,
     checksum,
     decode,
     encode,
 )
+from zsq.storage.cluster.directory import NOBODY, TopicEntry
 from zsq.storage.errors import ForeignDirectory
 
 UUID = "00112233445566778899aabbccddeeff"
 OTHER = "ffeeddccbbaa99887766554433221100"
 PART, OWNER = "a" * 32, "b" * 32
+
+
+TAPS = {
+    "kind": "topic", "id": PART, "topic": "taps", "uuid": OWNER, "brokers": [0, 0], "settings": {},
+    "closed": [], "removed": [],
+}  # fmt: skip
 
 
 def content() -> Content:
@@ -38,7 +46,14 @@ def content() -> Content:
         "d1": {"state": "begun", "numbers": [4, 5], "from": "/ä"},
         "d2": {"state": "done"},
     }
-    return Content(UUID, 1023, 6, topics, {"old": 1234}, imports)
+    parted = LocalParts(
+        (
+            TopicEntry(PART, "taps", OWNER, (0, 0, NOBODY), {"sync": "always"}, (1,), ((2, 17),)),
+            TopicEntry(OWNER, "drops", PART, (0,), {}),
+        ),
+        (OTHER,),
+    )
+    return Content(UUID, 1023, 6, topics, {"old": 1234}, imports, parted=parted)
 
 
 def test_an_encoded_registry_decodes_to_the_same_content() -> None:
@@ -138,6 +153,17 @@ WRONG: list[tuple[str, Any]] = [
     ("imports.d1.numbers", None),
     ("imports.d1.numbers", ["4"]),
     ("colour", "red"),
+    ("parted", 5),
+    ("parted.topics", {}),
+    ("parted.topics", [{"kind": "part", "id": PART, "uuid": OWNER, "broker": 0}]),
+    ("parted.topics", [{"kind": "topic"}]),
+    ("parted.topics", [{**TAPS, "brokers": [0, 1]}]),
+    ("parted.topics", [{**TAPS, "removed": [[0, 5]]}]),
+    ("parted.topics", [{**TAPS, "removed": [[0]]}]),
+    ("parted.topics", [{**TAPS, "closed": [2]}]),
+    ("parted.topics", [TAPS, TAPS]),
+    ("parted.removed", ["x"]),
+    ("parted.colour", "red"),
 ]
 
 

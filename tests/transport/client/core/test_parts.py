@@ -349,6 +349,44 @@ def test_a_publish_fails_when_all_parts_are_closed(engine: ProducerEngine) -> No
     assert pending.error.code == E_CLOSED
 
 
+def removed(number: int, count: int) -> HasParts:
+    """Return the answer of a broker after this part of so many was removed."""
+    known = spread(count)
+    left = tuple(part for part in known.parts if part[0] != number)
+    return HasParts(replace(known, parts=left, removed=(number,)))
+
+
+def test_blocks_that_wait_for_a_part_that_was_removed_go_to_the_others(
+    engine: ProducerEngine,
+) -> None:
+    lane = spread_out(engine, 3)
+    keys = [b"k%d" % number for number in range(40)]
+    pending = PendingBlock(pack([b"x"] * 40, keys=keys))
+    lane.push(pending, 1)
+    gone = engine.lanes["t#1"]
+    sent = gone.session.queue[0]
+    gone.push(PendingBlock(pack([b"y"], keys=[b"late"])), 1)
+    sent.sends = 1
+    gone.on_refused(removed(1, 3))
+    assert sent.error is not None
+    assert "part t#1 was removed" in sent.error.text
+    there = queued(engine)
+    assert set(there) == {"t#0", "t#2"}
+    late = part_name("t", KeyParts(3, [1]).of(b"late"))
+    assert b"late" in keys_in(there[late])
+    lane.push(PendingBlock(pack([b"x"] * 40, keys=keys)), 2)
+    assert set(queued(engine)) == {"t#0", "t#2"}
+
+
+def test_a_producer_that_names_a_part_learns_that_it_was_removed(engine: ProducerEngine) -> None:
+    pending = PendingBlock(pack([b"x"]))
+    lane = engine.lane("t#1")
+    lane.push(pending, 1)
+    lane.on_refused(removed(1, 3))
+    assert isinstance(pending.error, NotFound)
+    assert not queued(engine)
+
+
 # Consumers
 
 
@@ -422,6 +460,14 @@ def test_a_deleted_topic_ends_the_subscription_of_all_parts(consumer: ConsumerEn
     assert consumer.legs == [whole]
     with pytest.raises(NotFound):
         consumer.raise_refused()
+
+
+def test_a_consumer_leaves_a_part_that_was_removed(consumer: ConsumerEngine) -> None:
+    consumer.legs[0].on_refused(HasParts(spread(3)))
+    gone = next(leg for leg in consumer.legs if leg.target.topic == "t#1")
+    gone.on_refused(removed(1, 3))
+    consumer.raise_refused()
+    assert [leg.target.topic for leg in consumer.legs] == ["t#0", "t#2"]
 
 
 def test_a_consumer_that_cannot_use_parts_says_so(consumer: ConsumerEngine) -> None:

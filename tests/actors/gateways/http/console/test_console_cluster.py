@@ -82,7 +82,8 @@ class FakeBroker:
             {"topic": name, "uuid": name, "parts": (0, 1), "closed": (), "moves": {}}
             for name in ("other", "t")
         ]
-        return {"brokers": (one, two), "topics": topics, "directory": 4, "trouble": "part other#1"}
+        known = {"directory": 4, "is_shared": True, "trouble": "part other#1"}
+        return {"brokers": (one, two), "topics": topics, **known}
 
 
 @pytest.fixture
