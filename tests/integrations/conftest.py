@@ -27,6 +27,7 @@ FRAMEWORKS = {
     "test_dramatiq": "dramatiq",
     "test_dramatiq_suite": "dramatiq",
     "test_dramatiq_worker": "dramatiq",
+    "test_task_backoff": "taskiq",
     "test_taskiq": "taskiq",
     "test_taskiq_results": "taskiq",
     "test_django": "django",

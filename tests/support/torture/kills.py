@@ -135,7 +135,9 @@ class Killer:
 
     def _storm(self) -> Done | None:
         """Kill one actor, and kill its successors while they start."""
-        kind = self.random.choice(("topic", "channel", "host", "gateway", "scan_loop", "scan_worker"))
+        kind = self.random.choice(
+            ("topic", "channel", "host", "gateway", "scan_loop", "scan_worker")
+        )
         process = self.victim(kind)
         if process is None:
             return None
