@@ -196,6 +196,10 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
         "task-queues.md",
         'app.conf.broker_transport_options = {"backoff": zsq.Backoff(1, 60)}',
     ): "tests/integrations/test_task_backoff.py",
+    (
+        "task-queues.md",
+        "from celery_batches import Batches",
+    ): "tests/integrations/test_celery_batches.py",
     ("task-queues.md", "import dramatiq"): "tests/integrations/test_documented.py",
     ("task-queues.md", "import asyncio"): "tests/integrations/test_documented.py",
     ("task-queues.md", "TASKS = {"): "tests/integrations/test_documented.py",
