@@ -22,11 +22,18 @@ from ... import aio
 from ...transport.client.blocking.client import Admin
 from ...transport.client.blocking.consumer import check_ready
 from ...transport.client.core.answer_memory import AnswerMemory, AnswerPlace, place_of
+from ...transport.client.core.consumer_backoff import (
+    Backoff,
+    ConsumerBackoff,
+    Outcome,
+    backoff_of,
+)
 from ...transport.errors import NotFound, ZsqError
 from ...transport.wire.addresses import Url, parse_all
 from ...transport.wire.credentials import KeyFile
 from .naming import CHANNEL, TOPIC_CHARS_MAX, check_lease, legal
 from .queues import SETTINGS, make_queue
+from .taskiq_backoff import TaskOutcomes
 from .taskiq_results import ResultIsMissingError, ZsqResultBackend
 
 __all__ = ["ResultIsMissingError", "ZsqBroker", "ZsqResultBackend"]
@@ -49,6 +56,8 @@ class ZsqBroker(AsyncBroker):
       number counts.
     - `message_timeout`: The seconds after which a message of a killed worker goes to another one. A
       worker extends this time while it runs.
+    - `backoff`: With True or a `zsq.Backoff`, a worker process backs off as a whole when tasks fail
+      in a row, as `zsq.aio.Consumer.run` does.
     """
 
     def __init__(
@@ -60,6 +69,7 @@ class ZsqBroker(AsyncBroker):
         message_timeout: float = LEASE_S,
         key_file: KeyFile = None,
         transport: str | None = None,
+        backoff: bool | Backoff = False,
     ) -> None:
         super().__init__()
         self.topic = legal(queue, TOPIC_CHARS_MAX)
@@ -74,6 +84,11 @@ class ZsqBroker(AsyncBroker):
         self._working: dict[AnswerPlace, aio.Message] = {}
         self._answers = AnswerMemory()
         self._is_checked = False  # True if the channel has what a worker needs
+        self._wants_backoff = backoff
+        self._backoff: ConsumerBackoff | None = backoff_of(backoff)
+        self._outcomes = TaskOutcomes(self._ticket, self._note_outcome)
+        if self._backoff is not None:
+            self.add_middlewares(self._outcomes)
 
     async def startup(self) -> None:
         """Create the topic and its channel, if they do not exist, and open the producer."""
@@ -126,11 +141,13 @@ class ZsqBroker(AsyncBroker):
             **SETTINGS,
             **self._client,
         )
+        self._backoff = backoff_of(self._wants_backoff)
+        consumer._back_off_with(self._backoff)
         self._toucher = asyncio.create_task(self._touch())
         try:
             # Messages that wait here have no lease, and go to another worker if that one is idle.
-            while (message := await consumer.receive()) is not None:
-                place = place_of(message)
+            while (message := await consumer._receive()) is not None:
+                place, ticket = place_of(message), self._ticket()
                 if place in self._working:
                     # With the connection, a lease ends. So the message has come back, although it
                     # is being worked on.
@@ -139,12 +156,18 @@ class ZsqBroker(AsyncBroker):
                     await self._finish(message)
                 else:
                     self._working[place] = message
-                    yield AckableMessage(data=message.body, ack=functools.partial(self._ack, place))
+                    ack = functools.partial(self._ack, place, ticket)
+                    yield AckableMessage(data=message.body, ack=ack)
+                    continue
+                self._note_outcome(ticket, Outcome.NEITHER)  # it was no probe
         finally:
             # Tasks that run still need their leases. `shutdown` closes the consumer.
             consumer.set_ready(0)
 
-    async def _ack(self, place: AnswerPlace) -> None:
+    async def _ack(self, place: AnswerPlace, ticket: int) -> None:
+        if not self._outcomes.is_running:
+            # taskiq acknowledges what is no task that it knows.
+            self._note_outcome(ticket, Outcome.NEITHER)
         message = self._working.pop(place, None)
         if message is not None:
             await self._finish(message)
@@ -152,6 +175,14 @@ class ZsqBroker(AsyncBroker):
     async def _finish(self, message: aio.Message) -> None:
         with self._answers.answering(message):
             await message.finish()
+
+    def _ticket(self) -> int:
+        """Return the ticket of the backoff with which a task begins now."""
+        return 0 if self._backoff is None else self._backoff.ticket
+
+    def _note_outcome(self, ticket: int, outcome: Outcome) -> None:
+        if self._backoff is not None and self._consumer is not None:
+            self._consumer._note_outcome(ticket, outcome)
 
     async def _touch(self) -> None:
         """Extend the leases of all messages that are not acknowledged."""

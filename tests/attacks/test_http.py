@@ -127,7 +127,7 @@ class Honest:
             self.most = max(self.most, private_bytes(self.pid))
             self._stop.wait(0.02)
 
-    def end(self, attack: str) -> None:
+    def end(self, attack: str, memory_max: int = MEMORY_MAX) -> None:
         self._stop.set()
         self._thread.join(60)
         assert gateway(self._broker) == self.pid, "the gateway lives on"
@@ -138,19 +138,19 @@ class Honest:
         )
         assert not self.failed
         assert self.published
-        assert self.most - self.first < MEMORY_MAX
+        assert self.most - self.first < memory_max
         assert self.worst_s < DELAY_S_MAX
 
 
 @contextlib.contextmanager
-def attacked(broker: Broker, attack: str) -> Iterator[Honest]:
+def attacked(broker: Broker, attack: str, memory_max: int = MEMORY_MAX) -> Iterator[Honest]:
     honest = Honest(broker)
     try:
         wait_for(lambda: honest.published, 30, "the first publish")
         yield honest
     finally:
         honest._stop.set()
-    honest.end(attack)
+    honest.end(attack, memory_max)
 
 
 def closed(sock: socket.socket, timeout_s: float) -> bool:

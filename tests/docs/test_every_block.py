@@ -200,6 +200,14 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ): "test_the_log_has_the_form_that_operations_md_shows",
     ("other-systems.md", "import zsq"): "tests/process/test_other_systems.py",
     ("task-queues.md", "from celery import Celery"): "tests/integrations/test_documented.py",
+    (
+        "task-queues.md",
+        'app.conf.broker_transport_options = {"backoff": zsq.Backoff(1, 60)}',
+    ): "tests/integrations/test_task_backoff.py",
+    (
+        "task-queues.md",
+        "from celery_batches import Batches",
+    ): "tests/integrations/test_celery_batches.py",
     ("task-queues.md", "import dramatiq"): "tests/integrations/test_documented.py",
     ("task-queues.md", "import asyncio"): "tests/integrations/test_documented.py",
     ("task-queues.md", "TASKS = {"): "tests/integrations/test_documented.py",

@@ -589,11 +589,13 @@ def test_options_are_checked_before_anything_is_sent(
     for value in (0.5, 86_401):
         with pytest.raises(zsq.UsageError, match="message_timeout must be 1 to 86400 seconds"):
             connect(message_timeout=value).connect()
+    with pytest.raises(zsq.UsageError, match="backoff must be True, False"):
+        connect(backoff=5).connect()
     assert not caplog.records
     connect(message_timeot=5, visibility_timeout=3600, max_retries=1).connect()
     (record,) = [one for one in caplog.records if one.name == "zsq"]
     assert "message_timeot have no effect" in record.getMessage()
-    assert "it knows highest_priority, key_file," in record.getMessage()
+    assert "it knows backoff, highest_priority, key_file," in record.getMessage()
 
 
 OTHER_SYSTEM = """

@@ -129,16 +129,25 @@ def test_a_probe_is_shown_and_the_end_too(own_broker: Broker, fail: Callable[...
         assert client(admin)["ready_count"] > 0
 
 
+def kill(broker: Broker) -> None:
+    pids = [actor["pid"] for actor in broker.actors()]
+    broker.signal_all(signal.SIGKILL)
+    broker.wait_gone(pids)
+
+
+@pytest.mark.parametrize("end", [Broker.stop, kill])
 def test_the_wait_goes_on_over_a_restart_of_the_broker(
-    own_broker: Broker, fail: Callable[..., Failing]
+    own_broker: Broker, fail: Callable[..., Failing], end: Callable[[Broker], None]
 ) -> None:
     publish(own_broker, 50)
     failing = fail(LONG)
     with zsq.Admin(own_broker.ipc) as admin:
         wait_for(lambda: client(admin).get("backoff_s"), what="a backoff")
-        own_broker.stop()
+        before = client(admin)["backoff_s"]
+        end(own_broker)
         own_broker.start()
         wait_for(lambda: client(admin).get("backoff_s"), what="the same backoff")
+        assert before - 60 < client(admin)["backoff_s"] <= before
     assert failing.calls == 3
 
 
@@ -182,13 +191,14 @@ def test_with_parts_a_probe_is_one_message_of_all_parts(tmp_path: Path) -> None:
         thread.join(WAIT_S)
 
 
+@pytest.mark.parametrize("end", [Broker.stop, kill])
 def test_a_link_that_is_lost_while_it_probes_does_not_stop_the_consumer(
-    own_broker: Broker, fail: Callable[..., Failing]
+    own_broker: Broker, fail: Callable[..., Failing], end: Callable[[Broker], None]
 ) -> None:
     publish(own_broker, 50)
     failing = fail(SHORT, requeue_delay=0)
     wait_for(lambda: failing.calls > 5, what="probes")
-    own_broker.stop()
+    end(own_broker)
     own_broker.start()
     seen = failing.calls
     wait_for(lambda: failing.calls > seen + 5, what="probes at the new broker")

@@ -225,6 +225,28 @@ def test_an_ordered_channel_gives_one_message_of_a_key(node: Broker) -> None:
     assert bodies(channel.receive()) == ["a2"]
 
 
+def test_a_channel_with_priorities_gives_urgent_messages_first(node: Broker) -> None:
+    """A receive takes no messages in advance, so an urgent one overtakes all that wait."""
+    channel = Channel(node, "urgent")
+    with zsq.Admin(node.ipc) as admin:
+        admin.create_topic("urgent")
+        admin.create_channel("urgent", "c", priorities=2)
+    channel.publish(*[b"low %d" % number for number in range(500)])
+    assert bodies(channel.receive(max=2)) == ["low 0", "low 1"]
+    with zsq.Producer(node.ipc) as producer:
+        producer.publish_many(
+            "urgent", [b"urgent 0", b"urgent 1"], headers=[{"zsq-priority": 1}] * 2
+        )
+        producer.publish("urgent", b"low 500")
+    wait_for(lambda: channel.counts() == (501, 2), what="all messages")
+    got: list[str] = []
+    while len(got) < 4:
+        messages = channel.receive(max=2)
+        got += bodies(messages)
+        assert channel.call("finish", tokens=tokens(messages))[0] == 200
+    assert got == ["urgent 0", "urgent 1", "low 2", "low 3"]
+
+
 def test_a_client_that_leaves_gets_nothing_and_uses_no_attempt(node: Broker) -> None:
     channel = Channel(node, "leaves")
     channel.publish(b"first")

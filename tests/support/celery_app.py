@@ -1,7 +1,8 @@
 """A Celery application for the tests of `zsq://`. Its tasks write lines to the file $TASKS_LOG.
 
 $TASKS_BROKER is the broker's URL, $TASKS_LEASE the seconds of a lease, and $TASKS_GATE a file for
-which tasks wait. $TASKS_PRODUCER is the URL for a producer in a task.
+which tasks wait. $TASKS_PRODUCER is the URL for a producer in a task, and $TASKS_SETTINGS a program
+that changes the application.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ app.conf.update(
     task_ignore_result=True,
     worker_prefetch_multiplier=2,
 )
+exec(os.environ.get("TASKS_SETTINGS", ""))
 
 
 def log(*words: object) -> None:
@@ -65,6 +67,15 @@ def gated(name: str) -> None:
     log("start", name)
     wait_for(lambda: os.path.exists(os.environ["TASKS_GATE"]), 60, "the gate")
     log("end", name)
+
+
+@app.task
+def closed(number: int) -> None:
+    """Fail until the gate exists."""
+    works = os.path.exists(os.environ["TASKS_GATE"])
+    log("done" if works else "failed")
+    if not works:
+        raise ValueError("the database is down")
 
 
 @app.task(bind=True, max_retries=3)

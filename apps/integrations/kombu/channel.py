@@ -23,6 +23,7 @@ from amqp.protocol import queue_declare_ok_t
 from kombu.transport import virtual
 from kombu.utils.json import dumps, loads
 
+from ....transport.client.core.consumer_backoff import Outcome
 from ....transport.errors import NotFound, UsageError
 from ....transport.names import base_of
 from ....transport.reports import TopicStats
@@ -85,21 +86,34 @@ class QoS(virtual.QoS):
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         self._quick_ack(delivery_tag)
-        self.channel.answer(
-            delivery_tag, Held.requeue if requeue else lambda held: held.reject(REJECTED)
-        )
+
+        def answer(held: Held) -> None:
+            held.outcome = Outcome.FAILURE
+            if requeue:
+                # Without the backoff of the channel, a message uses up all attempts at once.
+                held.requeue(backoff=self.channel.connection.backs_off)
+            else:
+                held.reject(REJECTED)
+
+        self.channel.answer(delivery_tag, answer)
 
     def restore_unacked(self) -> list[Any]:
         """Return all messages that are not acknowledged to their queues."""
         self._flush()
         for delivery_tag in list(self._delivered):
-            self.channel.answer(delivery_tag, Held.requeue)
+            self.channel.answer(delivery_tag, give_back)
         self._delivered.clear()
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """Do nothing: the broker delivers messages again when the consumers close."""
         self._on_collect.cancel()
+
+
+def give_back(held: Held) -> None:
+    """Return a message to its queue that the consumer has not handled."""
+    held.outcome = Outcome.NEITHER
+    held.requeue()
 
 
 REJECTED: Final = "rejected without requeue by the consumer (Kombu)"
@@ -119,6 +133,7 @@ def parsed(held: Held) -> dict[str, Any] | None:
         refuse(held, error)
         return None
     if is_expired(raw, held.message.timestamp_ns):
+        held.outcome = Outcome.NEITHER
         held.finish()
         return None
     return dict(raw)
@@ -138,6 +153,7 @@ def is_message(raw: Any) -> bool:
 
 def refuse(held: Held, error: Exception) -> None:
     log.error("%s is no message of Kombu, and becomes a dead letter: %s", held.message, error)
+    held.outcome = Outcome.NEITHER
     held.reject(f"no message of Kombu: {error}")
 
 
@@ -461,11 +477,13 @@ class Channel(virtual.Channel):
 
     def _open_level(self, queue: str, level: int) -> None:
         topic = queue_topic(self.prefix, queue, level)
-        self._sources[queue][level] = self._source(topic, self._ready())
+        self._sources[queue][level] = self._source(topic, self._ready(), backs_off=True)
 
-    def _source(self, topic: str, ready: int) -> ConsumerThread:
+    def _source(self, topic: str, ready: int, *, backs_off: bool = False) -> ConsumerThread:
         self.link.topics.make(topic, works=True)
-        source: ConsumerThread = self.connection.open_source(topic, CHANNEL, ready, **SETTINGS)
+        source: ConsumerThread = self.connection.open_source(
+            topic, CHANNEL, ready, backs_off=backs_off, **SETTINGS
+        )
         return source
 
     def open_new_levels(self) -> None:
@@ -548,6 +566,7 @@ class Channel(virtual.Channel):
             self.link.producer.publish(
                 held.message.topic, held.message.body, delay=seconds_until(raw)
             )
+            held.outcome = Outcome.NEITHER
             held.finish()
             return False
         message = self._note(raw, held, no_ack)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from kombu.exceptions import ChannelError
 from kombu.transport import virtual
 
+from ....transport.client.core.consumer_backoff import Backoff, backoff_of
 from ....transport.errors import BrokerUnreachable, LeaseLost, NotFound, Refused, UsageError
 from ....transport.system import Waker, wait_readable
 from ....transport.wire.address import tcp_endpoint
@@ -33,7 +34,7 @@ LOOK_S: Final = 1.0
 LEVELS_S: Final = 5.0  # how often to look for new priority levels
 OPTIONS: Final = frozenset(
     {
-        "highest_priority", "key_file", "linger_ms", "message_timeout", "priority_steps",
+        "backoff", "highest_priority", "key_file", "linger_ms", "message_timeout", "priority_steps",
         "publish_timeout", "transport", "url",
     }
 )  # fmt: skip
@@ -97,9 +98,20 @@ class Transport(virtual.Transport):
     def lease_s(self) -> float:
         return check_lease(float(self.client.transport_options.get("message_timeout", LEASE_S)))
 
+    @property
+    def _backoff(self) -> bool | Backoff:
+        backoff: bool | Backoff = self.client.transport_options.get("backoff", False)
+        return backoff
+
+    @property
+    def backs_off(self) -> bool:
+        """Return True if the consumers of durable queues back off when messages are rejected."""
+        return self._backoff is not False
+
     def _check_options(self) -> None:
         """Refuse values that only a worker would notice, and warn of options without effect."""
         _ = self.lease_s
+        backoff_of(self._backoff)
         unknown = sorted(self.client.transport_options.keys() - KNOWN_OPTIONS)
         if unknown:
             log.warning(
@@ -146,9 +158,14 @@ class Transport(virtual.Transport):
 
     # Sources
 
-    def open_source(self, topic: str, channel: str, ready: int, **settings: Any) -> ConsumerThread:
+    def open_source(
+        self, topic: str, channel: str, ready: int, *, backs_off: bool = False, **settings: Any
+    ) -> ConsumerThread:
         consumer = self.link.consumer(topic, channel, ready, self.lease_s, **settings)
-        return ConsumerThread(consumer, ready, self.lease_s, self.wake, self.link.work).start()
+        backoff = backoff_of(self._backoff) if backs_off else None
+        return ConsumerThread(
+            consumer, ready, self.lease_s, self.wake, self.link.work, backoff
+        ).start()
 
     def bind_in_memory(self, queue: str, exchange: str, kind: str, routing_key: str) -> None:
         """Receive what is sent to an exchange from now on, unless that is done already."""

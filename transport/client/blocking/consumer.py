@@ -436,6 +436,12 @@ class ConsumerBase(ClientBase[_DriveT]):
             with contextlib.suppress(Refused):
                 self._requeue(delivery, [message._index for message in group], UNBEGUN, "")
 
+    def _back_off_with(self, backoff: ConsumerBackoff | None) -> None:
+        """Let this backoff decide whether messages come. See `_note_outcome`."""
+        drive: Any = self._drive()
+        with drive.lock:
+            drive.engine.back_off_with(backoff)
+
     def _note_outcome(self, ticket: int, outcome: Outcome) -> None:
         """Note the outcome of a handler of `run`, see `ConsumerBackoff`."""
         drive: Any = self._made
@@ -546,12 +552,6 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
             with drive.lock:
                 drive.engine.give_all_back()
                 drive.settle()
-
-    def _back_off_with(self, backoff: ConsumerBackoff | None) -> None:
-        """Let this backoff decide whether messages come. See `_note_outcome`."""
-        drive = self._drive()
-        with drive.lock:
-            drive.engine.back_off_with(backoff)
 
     @property
     def _waiting(self) -> int:

@@ -10,7 +10,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 
@@ -35,12 +35,44 @@ HEADERS: Final = {
 }
 JSON: Final = "application/json; charset=utf-8"
 EVENTS: Final = "text/event-stream"
+PIECE_BYTES: Final = 64 * 1024
 OPTIONS_BYTES_MAX: Final = 128 * 1024
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 
+def as_json(data: Any) -> bytes:
+    return json.dumps(data, separators=(",", ":")).encode()
+
+
 def answer(data: Any) -> Response:
-    return Response(json.dumps(data, separators=(",", ":")).encode(), 200, HEADERS, media_type=JSON)
+    return Response(as_json(data), 200, HEADERS, media_type=JSON)
+
+
+def large_answer(parts: Iterable[bytes], holder: str, limiters: Limiters) -> Response:
+    """Return an answer of parts that may have the size of many messages.
+
+    Its bytes count as those of bodies until the client has read them. It is sent in pieces, because
+    the server buffers a piece for as long as the client does not read. The parts are not joined,
+    because that needs their memory once more. Raises `Refused` (E_LIMIT) if the holder has too many
+    answers that are not read.
+    """
+    with ExitStack() as held:
+        whole: list[bytes] = []
+        for part in parts:
+            limiters.bodies.take(holder, len(part))
+            held.callback(limiters.bodies.give_back, holder, len(part))
+            whole.append(part)
+        size = sum(map(len, whole))
+        if size <= PIECE_BYTES:
+            return Response(b"".join(whole), 200, HEADERS, media_type=JSON)
+        headers = {**HEADERS, "content-length": str(size)}
+        return Stream(held, pieces_of(whole), headers, JSON)
+
+
+async def pieces_of(parts: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        for first in range(0, len(part), PIECE_BYTES):
+            yield part[first : first + PIECE_BYTES]
 
 
 def event(kind: str, data: Any) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final, TypedDict, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -26,7 +26,7 @@ from .....transport.wire.protocol import (
     MESSAGE_TIMEOUT_MS_MAX,
     MESSAGE_TIMEOUT_MS_MIN,
 )
-from ..console.answers import answer, bad, options_of
+from ..console.answers import answer, as_json, bad, large_answer, options_of
 from ..web.authority import Handler, names_in_path, principal_of
 from ..web.body import JsonObject
 from ..web.permissions import CHANNEL_PATH
@@ -92,7 +92,11 @@ class ConsumePaths:
         with self._limiters.receives.place(wanted.holder):
             work = self._receive(request, wanted, int(lease_s * 1000), wait_s)
             number, received = await _while_client_waits(request, work, self._give_back)
-        return answer({"messages": [self._shown(number, message) for message in received]})
+        try:
+            return large_answer(self._parts(number, received), wanted.holder, self._limiters)
+        except Refused:
+            self._give_back((number, received))
+            raise
 
     async def _receive(
         self, request: Request, wanted: Wanted, lease_ms: int, wait_s: float
@@ -182,6 +186,13 @@ class ConsumePaths:
         numbers.append(number)
         self._subscriptions[number] = owner, subscription
         return number, subscription
+
+    def _parts(self, number: int, received: Sequence[Received]) -> Iterator[bytes]:
+        """Yield the parts of the answer of a receive, which is a JSON object."""
+        yield b'{"messages":['
+        for at, message in enumerate(received):
+            yield b"," * bool(at) + as_json(self._shown(number, message))
+        yield b"]}"
 
     def _shown(self, number: int, received: Received) -> MessageObject:
         token = Token(self._gateway, number, received.number)
