@@ -56,8 +56,7 @@ def test_one_broker_has_all_parts_of_a_topic(broker: Broker, door: str) -> None:
             drive = consumer._made
             assert drive is not None
             with drive.lock:  # a minute need not pass
-                drive.engine._ask_ns = 0
-                drive.engine.sooner(0)
+                drive.engine.topics[0].ask_parts()
                 drive.settle()
             assert received(consumer, 40) == wanted
         with zsq.Reader("clicks", part=1, url=url) as reader:
