@@ -42,8 +42,8 @@ RAW_MESSAGES_MAX: Final = 1_500  # in a round; this is enough to measure the lim
 def latency(
     broker: LocalBroker, report: Report, size: int, seconds: float, a_second: float, rounds: int
 ) -> None:
-    """Measure the time from the call of publish() to the handler, and the processor time: of a topic
-    with processes of its own, of one in a shared process, and while one moves between the two.
+    """Measure the time from the call of publish() to the handler, and the processor time: of a
+    topic with processes of its own, of one in a shared process, and while one moves between both.
 
     The rate is fixed and far below the broker's limit. The peers on PATH get the same rate.
     """
