@@ -88,7 +88,7 @@ def test_kills_during_a_run_over_three_topics_lose_nothing(
                 broker.signal_all(signal.SIGKILL)
                 broker.start()
             else:
-                pids = broker.pids(kind)
+                pids = sorted(set(broker.pids(kind)))  # quiet topics share a process
                 assert pids
                 for pid in pids[:2]:
                     kill(pid)
@@ -197,4 +197,4 @@ def test_a_pattern_follows_the_topics_that_the_key_may_consume(
             handled.wait_for({("s.mine", b"s.mine"), ("s.mine.2", b"s.mine.2")})
             wait_for(lambda: "topic s.seen is left out" in caplog.text)
         with pytest.raises(zsq.Refused, match=r"E_FORBIDDEN.*s\.seen"):
-            zsq.Consumer("s.seen*", "d", **options).subscribe(30)
+            zsq.Consumer("s.seen*", "d", **options).__enter__()
