@@ -208,7 +208,12 @@ class ConsumerEngine(LegHost):
 
     def _add_topic(self, name: str, session: ConsumerSession) -> TopicLegs:
         target = Target("channel", name, self.channel, settings=self._settings)
-        topic = TopicLegs(self, target, session, is_listed=self._list is not None)
+        rotation = self.rotation
+        if not (self._list is None and len(self.choice.names) == 1):
+            rotation = Rotation(self.rotation.given)
+        if self._list is not None:
+            rotation.go_to(self._list.link.given)  # the broker that has listed it
+        topic = TopicLegs(self, target, session, rotation, is_listed=self._list is not None)
         self.topics.append(topic)
         self.legs_changed()
         return topic
@@ -574,14 +579,16 @@ class ConsumerEngine(LegHost):
             raise self.too_late(timeout, "no link to")
 
     def too_late(self, timeout: float | None, what: str) -> ZsqError:
-        links = [leg.link for leg in self.legs or self._every_leg()]
-        if self._list is not None:
-            links.insert(0, self._list.link)
-        link = next((link for link in links if not link.up), links[0])
-        target = self.topics[0].target if self._is_single else link.target
-        place = f"the topics {self.caption}" if target.kind == "supervisor" else str(target)
-        late = f"{what} {place} at {self.rotation.url} within {format_timeout(timeout)}"
-        refusal = self.rotation.refusal()
+        legs = self.legs or self._every_leg()
+        leg = next((leg for leg in legs if not leg.link.up), legs[0] if legs else None)
+        if self._list is not None and (leg is None or not self._list.link.up):
+            link, rotation, place = self._list.link, self.rotation, f"the topics {self.caption}"
+        else:
+            assert leg is not None
+            link, rotation = leg.link, leg.topic.rotation
+            place = str(leg.topic.target)
+        late = f"{what} {place} at {rotation.url} within {format_timeout(timeout)}"
+        refusal = rotation.refusal()
         if refusal is not None:
             return from_wire(refusal.code, f"{late}: {refusal.text}")
         why = link.why() or link.state.value

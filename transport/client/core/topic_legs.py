@@ -74,7 +74,6 @@ class LegHost(Engine):
 
     The engine of a consumer is one.
 
-    - `rotation`: The addresses of the broker.
     - `wanted_heartbeat_ms`: None for the default of each address.
     - `persists`: True if it tries again after each refusal that may pass.
     - `limit`: How many more messages handlers may get. None: as many as they need.
@@ -82,7 +81,6 @@ class LegHost(Engine):
     - `chosen`: Chooses the parts to subscribe to. Without it, these are all.
     """
 
-    rotation: Rotation
     wanted_heartbeat_ms: int | None
     persists: bool
     limit: int | None
@@ -142,7 +140,7 @@ class Leg:
         part = part_of(target.topic)
         session.topic = base_of(target.topic)
         session.part = None if part is None else part[1]
-        self.link = Link(host, host.rotation, target, self)
+        self.link = Link(host, topic.rotation, target, self)
         self.link.is_listed = topic.is_listed
         self.link.heartbeat_ms = self._heartbeat_ms()
         self.link.expects = lambda: bool(session.confirms)
@@ -261,13 +259,24 @@ class TopicLegs:
     `whole` is the leg for the topic without parts. If the topic has parts, it only asks for them,
     and `legs` are those of the parts. `target` is that of the topic. With `is_listed`, the topic is
     in the broker's list of topics, and is never created.
+
+    Each topic has its own `rotation`. In a cluster, the addresses may be those of several brokers,
+    and a topic without parts is at one of them. If a topic that is deleted let the links of the
+    others go to the next address, they would not find their topics there.
     """
 
     def __init__(
-        self, host: LegHost, target: Target, session: ConsumerSession, *, is_listed: bool = False
+        self,
+        host: LegHost,
+        target: Target,
+        session: ConsumerSession,
+        rotation: Rotation,
+        *,
+        is_listed: bool = False,
     ) -> None:
         self.host = host
         self.target = target
+        self.rotation = rotation
         self.is_listed = is_listed
         self.whole = Leg(self, target, session)
         self.legs = [self.whole]
