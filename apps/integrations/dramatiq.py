@@ -95,6 +95,7 @@ class ZsqConsumer(dramatiq.Consumer):
             check_fields(message)
         except DecodeError as error:
             log.error("%s is no message of Dramatiq, and becomes a dead letter", held.message)
+            held.outcome = Outcome.NEITHER
             held.reject(f"not a message of Dramatiq: {error}")
             return None
         return Proxy(message, held)

@@ -298,6 +298,32 @@ def test_a_worker_backs_off_while_its_actors_fail(broker: Broker, queue: str) ->
         tasks.close()
 
 
+def test_a_probe_that_is_no_message_of_dramatiq_is_followed_by_another_one(
+    broker: Broker, queue: str
+) -> None:
+    tasks = ZsqBroker(broker.tcp, backoff=zsq.Backoff(0.1, 0.2, failures=1))
+
+    @dramatiq.actor(broker=tasks, queue_name=queue, max_retries=0, throws=ValueError)
+    def task(works: bool) -> None:
+        if not works:
+            raise ValueError("the database is down")
+
+    task.send(False)
+    worker = dramatiq.Worker(tasks, worker_timeout=WAKE_MS, worker_threads=1)
+    worker.start()
+    try:
+        wait_for(lambda: client_of(tasks, queue).get("backoff_s") is not None, WAIT_S, "a backoff")
+        with zsq.Producer(broker.tcp) as producer:
+            producer.publish(tasks.topic(queue), b"of another program")
+        wait_for(lambda: channel_of(tasks, queue)["dead_letter_count"] == 2, WAIT_S, "the probe")
+        assert client_of(tasks, queue)["backoff_s"] is not None
+        task.send(True)
+        wait_for(lambda: client_of(tasks, queue)["backoff_s"] is None, WAIT_S, "the end of it")
+    finally:
+        worker.stop()
+        tasks.close()
+
+
 def client_of(tasks: ZsqBroker, queue: str) -> dict[str, Any]:
     clients = channel_of(tasks, queue)["clients"]
     return clients[0] if clients else {}

@@ -94,6 +94,48 @@ def test_a_consumer_of_kombu_backs_off_while_it_rejects_messages(
     assert handled.count(True) + dead == COUNT
 
 
+def test_a_probe_of_kombu_that_no_consumer_handles_is_followed_by_another_one(
+    broker: Broker, queue: str
+) -> None:
+    """A message of another program, an expired one, and one that is given back unhandled."""
+    url = f"zsq://127.0.0.1:{broker.port}/"
+    options = {"backoff": zsq.Backoff(0.1, 0.2, failures=1)}
+    got: list[Any] = []
+    with Connection(url, transport_options=options) as connection:
+        producer = Producer(connection)
+
+        def send(body: str, **more: Any) -> None:
+            producer.publish(body, routing_key=queue, declare=[Queue(queue)], **more)
+
+        def drain(condition: Callable[[], bool]) -> None:
+            def is_true() -> bool:
+                with contextlib.suppress(TimeoutError):
+                    connection.drain_events(timeout=0.05)
+                return condition()
+
+            wait_for(is_true, WAIT_S, "the messages")
+
+        send("fails")
+        with Consumer(connection, [Queue(queue)], on_message=got.append, prefetch_count=1) as taker:
+            drain(lambda: len(got) == 1)
+            got.pop().reject()
+            drain(lambda: backoff_s(broker, queue) is not None)
+            with zsq.Producer(broker.tcp) as other:
+                other.publish(queue, b"of another program")
+            drain(lambda: channel_row(broker, queue)["dead_letter_count"] == 2)
+            send("expired", expiration=0.001)
+            drain(lambda: left(broker, queue) == 0)
+            assert backoff_s(broker, queue) is not None
+            send("given back")
+            drain(lambda: len(got) == 1)
+            taker.recover(requeue=True)
+            got.clear()
+            drain(lambda: len(got) == 1)
+            assert backoff_s(broker, queue) is not None
+            got.pop().ack()
+            drain(lambda: backoff_s(broker, queue) is None)
+
+
 def test_a_worker_of_celery_backs_off_with_the_documented_settings(
     workers: Workers, broker: Broker
 ) -> None:

@@ -12,10 +12,9 @@ from typing import Any, Final
 
 import pytest
 from support.broker import wait_for
+from support.standby_pair import TOPIC, Pair
 
 import zsq
-
-from .test_standby import TOPIC, Pair
 
 COUNT: Final = 50
 WAIT_S: Final = 60.0

@@ -8,8 +8,6 @@ driver of Spark.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,9 +15,6 @@ import pytest
 from support import spark_topics_driver as driver
 from support.broker import Broker, kill, wait_for
 from support.topic import Topic
-
-from zsq.apps.spark.sink import StagedPartition
-from zsq.transport.client.blocking.stage_writer import StageCommitter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -44,24 +39,10 @@ def no_stage_left(broker: Broker) -> None:
     wait_for(lambda: not list(folders.glob("*/staging/*")), 30, "no staged file left")
 
 
-def commit_in_first(broker: Broker, batch: int, messages: list[object]) -> None:
-    """Commit a batch in the first topic only, as a driver that is killed right after that."""
-    [name, *_] = sorted(driver.TOPICS)
-    parts = [
-        part
-        for message in messages
-        if isinstance(message, StagedPartition)
-        for topic, part in message.sealed.parts
-        if topic == name
-    ]
-    with StageCommitter(broker.ipc, name) as committer:
-        committer.commit(driver.APP, batch, parts)
-
-
 def test_a_batch_is_completed_by_the_next_driver(broker: Broker) -> None:
     """The first driver is killed between two commits. Its late abort harms nothing."""
     driver.commit(broker.ipc, 0, driver.stage(broker.ipc, 0))
-    commit_in_first(broker, 1, driver.stage(broker.ipc, 1))
+    driver.commit_in_first(broker.ipc, 1, driver.stage(broker.ipc, 1))
     driver.commit(broker.ipc, 1, driver.stage(broker.ipc, 1))
     exactly_once(broker, 2)
     no_stage_left(broker)
@@ -92,7 +73,7 @@ def test_staged_rows_outlive_a_kill(
     driver.commit(broker.ipc, 0, driver.stage(broker.ipc, 0))
     messages = driver.stage(broker.ipc, 1)
     if partly:
-        commit_in_first(broker, 1, messages)
+        driver.commit_in_first(broker.ipc, 1, messages)
     happens(broker)
     for topic in driver.TOPICS:
         batches = 2 if partly and topic == min(driver.TOPICS) else 1
@@ -117,7 +98,7 @@ def test_a_driver_that_is_killed_again_and_again_writes_each_row_once(
 ) -> None:
     """Some kills come right after the batch was staged, which is often between two commits."""
     for number in range(8):
-        with running(broker, tmp_path / "checkpoint") as process:
+        with driver.running(broker.ipc, tmp_path / "checkpoint") as process:
             wanted = ("staged", "committed")[number % 2]
             assert process.stdout is not None
             while not process.stdout.readline().startswith(wanted):
@@ -128,9 +109,3 @@ def test_a_driver_that_is_killed_again_and_again_writes_each_row_once(
     batch = int((tmp_path / "checkpoint").read_text())
     driver.commit(broker.ipc, batch, driver.stage(broker.ipc, batch))
     exactly_once(broker, batch + 1)
-
-
-def running(broker: Broker, checkpoint: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "support.spark_topics_driver", broker.ipc, str(checkpoint)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)

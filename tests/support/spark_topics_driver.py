@@ -7,13 +7,16 @@ number in a file, as Spark's checkpoint does, and the next run begins with that 
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow as pa
 
 from zsq.apps.spark.options import SinkOptions
-from zsq.apps.spark.sink import SinkTransaction, commit_parts, stage_rows
+from zsq.apps.spark.sink import SinkTransaction, StagedPartition, commit_parts, stage_rows
+from zsq.transport.client.blocking.stage_writer import StageCommitter
 
 APP = "spread"
 ROWS = 90  # rows of one task
@@ -48,6 +51,27 @@ def stage(url: str, batch: int) -> list[object]:
 
 def commit(url: str, batch: int, messages: list[object]) -> None:
     commit_parts(options(url), messages, None, f"batch {batch}")  # type: ignore[arg-type]
+
+
+def commit_in_first(url: str, batch: int, messages: list[object]) -> None:
+    """Commit a batch in the first topic only, as a driver that is killed right after that."""
+    [name, *_] = sorted(TOPICS)
+    parts = [
+        part
+        for message in messages
+        if isinstance(message, StagedPartition)
+        for topic, part in message.sealed.parts
+        if topic == name
+    ]
+    with StageCommitter(url, name) as committer:
+        committer.commit(APP, batch, parts)
+
+
+def running(url: str, checkpoint: Path) -> subprocess.Popen[str]:
+    """Start this program."""
+    command = [sys.executable, "-m", "support.spark_topics_driver", url, str(checkpoint)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def main() -> None:
