@@ -172,3 +172,31 @@ def test_a_publisher_goes_on_when_its_topic_comes_again_with_fewer_parts(broker:
             producer.publish_many("clicks", KEYS, keys=KEYS)
         receipt = producer.publish_many("clicks", KEYS, keys=KEYS)
         assert {place[0] for place in receipt.places} == {0}
+
+
+def test_a_message_is_found_by_its_id_without_its_topic(broker: Broker) -> None:
+    with zsq.Admin(broker.tcp) as admin, zsq.Producer(broker.tcp) as producer:
+        admin.create_topic("clicks", parts=3)
+        admin.create_topic("plain")
+        admin.create_topic("empty")
+        for number in range(2):
+            producer.publish("clicks#2", b"click %d" % number)
+        for number in range(3):
+            producer.publish("plain", b"plain %d" % number)
+        wait_for(lambda: admin.find_message("0000000000000002") == ["plain"])
+        assert admin.find_message("0200000000000001") == ["clicks#2"]
+        assert admin.find_message("0200000000000002") == []
+        assert admin.find_message("0040000000000001") == []
+        producer.publish("clicks#0", b"x")
+        wait_for(lambda: admin.find_message("0000000000000000") == ["clicks#0", "plain"])
+        with pytest.raises(zsq.UsageError, match="is an offset; give an id"):
+            admin.find_message("1")
+    at = ("--url", broker.tcp)
+    assert zsq_command.run_text("message", "0200000000000001", *at).stdout == "click 1\n"
+    assert zsq_command.run_text("message", "plain", "2", *at).stdout == "plain 2\n"
+    several = zsq_command.run_text("message", "0000000000000000", *at)
+    assert "messages of 2 topics have the id" in several.stderr
+    assert "clicks#0, plain" in several.stderr
+    missing = zsq_command.run_text("message", "0200000000000009", *at)
+    assert "no topic keeps a message" in missing.stderr
+    assert zsq_command.run_text("message", *at).returncode == 2

@@ -17,6 +17,7 @@ from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.object_store import open_bucket
 from zsq.storage.cluster.directory import CloseEntry, RemovePartEntry
 from zsq.storage.cluster.directory_log import DirectoryLog
+from zsq.transport.block.block import pack
 from zsq.transport.errors import E_BAD_ARGUMENT, E_NOT_EMPTY, E_NOT_FOUND
 from zsq.transport.wire.spread import KeyParts
 
@@ -145,3 +146,27 @@ def test_a_removal_whose_broker_was_killed_goes_on_when_it_is_back(
         wait_for(lambda: "t#1" not in admin.topics())
         assert admin.ended("t#1") == 99
         assert admin.ping() == "OK"
+
+
+def test_a_part_with_a_stage_that_is_not_committed_is_not_drained(shared: Cluster) -> None:
+    with zsq.Admin(shared.url) as admin:
+        admin.create_topic("staged", parts=2)
+        with zsq.StageWriter(shared.url, "staged#1", "app", 1) as writer:
+            writer.push(pack([b"x"]))
+            writer.seal()
+        admin.close_topic("staged#1")
+        with pytest.raises(zsq.Refused, match="has 1 stage of Spark jobs that are not committed"):
+            admin.remove_part("staged#1")
+        assert admin.remove_part("staged#1", force=True) == {"end": 0}
+
+
+def test_a_part_with_delayed_messages_is_not_drained(shared: Cluster) -> None:
+    with zsq.Admin(shared.url) as admin, zsq.Producer(shared.url) as producer:
+        admin.create_topic("later", parts=2)
+        admin.create_channel("later", "c")
+        producer.publish("later#1", b"x", delay=600)
+        admin.close_topic("later#1")
+        with pytest.raises(zsq.Refused, match=r"1 messages .*\(delayed: 1\)"):
+            admin.remove_part("later#1")
+        admin.delayed_cancel_all("later#1")
+        assert admin.remove_part("later#1") == {"end": 0}

@@ -184,7 +184,8 @@ class _Deletion:
             return Refused(E_CLOSING, text)
         stages = storage_pulse(self.group).get("stages", 0) if self._removal is not None else 0
         if not left and stages:
-            text = f"{subject} has {stages} stages of Spark jobs that are not committed"
+            count = f"{stages} stage{'s' * (stages > 1)}"
+            text = f"{subject} has {count} of Spark jobs that are not committed"
             return Refused(
                 E_NOT_EMPTY, f"{text}; wait until they are dropped, or use force and lose them"
             )

@@ -27,22 +27,31 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("topic")
-@click.argument("which", metavar="OFFSET|ID")
+@click.argument("topic", required=False)
+@click.argument("which", metavar="OFFSET|ID", required=False)
 @json_option
 @with_broker
-def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> None:
+def message(topic: str | None, which: str | None, as_json: bool, url: str, timeout: float) -> None:
     """Write the body of one message of TOPIC to standard output. Nothing is finished.
 
     Name the message by its offset or its id. An id has 16 hexadecimal digits: 10 bits for the
     broker's number, 54 for the offset. If TOPIC has parts, the first 2 digits are the number of the
     part.
+
+    With an ID alone, the topic that has the message is found. If several topics have one with this
+    id, the command names them.
     """
+    if topic is None:
+        raise click.UsageError("Missing argument 'OFFSET|ID'.")
+    if which is None:
+        which, topic = topic, None
     from ....transport.client.blocking.client import Admin, Reader
     from ....transport.client.core.message import parse_id
     from ....transport.names import check_name
 
     node, offset = parse_id(which)
+    if topic is None:
+        topic = _topic_with(which, url, timeout)
     check_name(topic)
     if node is not None:
         with Admin(url, timeout=timeout) as admin:
@@ -57,6 +66,24 @@ def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> 
     out.flush()
 
 
+def _topic_with(id: str, url: str, timeout: float) -> str:
+    """Return the only topic or part that has a message with this id."""
+    from ....transport.client.blocking.client import Admin
+    from ....transport.errors import E_BAD_ARGUMENT, E_NOT_FOUND, NotFound, UsageError
+
+    with Admin(url, timeout=timeout) as admin:
+        names = admin.find_message(id)
+    if not names:
+        text = f"no topic keeps a message with the id {id}: name the topic to learn more"
+        raise NotFound(E_NOT_FOUND, text)
+    if len(names) > 1:
+        more = f" and {len(names) - TOPICS_NAMED} more" if len(names) > TOPICS_NAMED else ""
+        text = f"messages of {len(names)} topics have the id {id}, so name the topic"
+        raise UsageError(E_BAD_ARGUMENT, f"{text}: {', '.join(names[:TOPICS_NAMED])}{more}")
+    return names[0]
+
+
+TOPICS_NAMED: Final = 10
 PEEK_MAX: Final = 1_000  # repeats a constant of transport, whose import would delay help
 BODY_CHARACTERS: Final = 60
 NAME_CHARACTERS: Final = 30

@@ -401,6 +401,16 @@ class AdminCalls(Asker):
         """
         return self._carry_out(administration.overview(since, processes=processes, alarms=alarms))
 
+    def find_message(self, id: str) -> list[str]:
+        """Return the names of the topics and parts that keep a message with this id.
+
+        An id is unique only in its topic, so these may be several. The broker answers from its
+        memory, without a look at the messages. The brokers of parts elsewhere are asked one after
+        the other. Raises `UsageError` (E_LIMIT) if these are more than 20 parts, and `Refused`
+        (E_CLOSING) while topics that may have the message are being started.
+        """
+        return self._carry_out(administration.find_message(id))
+
     def history(
         self, topic: str, channel: str | None = None, span: str = "1d", points: int = 240
     ) -> FigureHistory:

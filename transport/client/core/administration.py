@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Unpack, cast
+from typing import Final, Unpack, cast
 
 from ...errors import (
     E_BAD_ARGUMENT,
     E_CLOSING,
     E_EXISTS,
+    E_LIMIT,
     E_NOT_FOUND,
     NotFound,
     Refused,
@@ -86,11 +87,15 @@ from ...wire.answers import (
     ScheduleRow,
     Silenced,
     TopicConfigured,
+    places_of,
 )
 from ...wire.codec import HeaderValue
 from ...wire.spread import HasParts, parts_of_keys
 from .asking import Asking, Place, ask_admin, ask_stats, carried, on_wire, seek_place
+from .message import parse_id, part_in_id
 from .publish_arguments import as_attributes, as_body
+
+FIND_MAX: Final = 20  # parts at other brokers that are asked for one message
 
 
 def create_topic(
@@ -572,6 +577,49 @@ def overview(
     did not change has () as its row.
     """
     return ask_admin(OverviewRequest(since=since, processes=processes, alarms=alarms))
+
+
+def find_message(id: str) -> Asking[list[str]]:
+    """Return the names of the topics and parts that keep a message with this id.
+
+    An id is unique only in its topic, so these may be several. The broker answers from its
+    memory, without a look at the messages. The brokers of parts elsewhere are asked one after
+    the other. Raises `UsageError` (E_LIMIT) if these are more than 20 parts, and `Refused`
+    (E_CLOSING) while topics that may have the message are being started.
+    """
+    node, offset = parse_id(id)
+    if node is None:
+        raise UsageError(E_BAD_ARGUMENT, f"{id!r} is an offset; give an id, or name the topic")
+    part = part_in_id(id)
+    whole = yield from ask_admin(OverviewRequest())
+    found, starting = [], []
+    for name, (row, _) in sorted(whole["topics"].items()):
+        values = dict(zip(whole["topic_fields"], row, strict=True))
+        of_topic = part_of(name)
+        fits = node == whole["broker"]["node"] if of_topic is None else of_topic[1] == part
+        if fits and values["state"] in ("new", "starting"):
+            starting.append(name)
+        elif fits and int(values["start"]) <= offset < int(values["head"]):
+            found.append(name)
+    if starting:
+        text = f"{len(starting)} topics are being started, such as {starting[0]}"
+        raise Refused(E_CLOSING, f"{text}: try again in a moment, or name the topic")
+    cluster = yield from ask_admin(ClusterRequest())
+    me = next((broker["number"] for broker in cluster["brokers"] if broker["me"]), None)
+    others = [
+        part_name(topic["topic"], part)
+        for topic in cluster["topics"]
+        if places_of(topic).get(part, me) != me
+    ]
+    if len(others) > FIND_MAX:
+        text = (
+            f"{len(others)} topics have a part {part} at another broker, and {FIND_MAX} are asked"
+        )
+        raise UsageError(E_LIMIT, f"{text}: name the topic")
+    for name in others:
+        stats = yield from ask_stats(name)
+        found += [name for row in stats["topics"] if row["start"] <= offset < row["head"]]
+    return sorted(found)
 
 
 def history(

@@ -145,7 +145,8 @@ def cluster() -> Report:
         for at in range(11)
     ]
     topic: Any = {"topic": "t", "uuid": "u", "parts": (0, 10), "closed": (1,), "moves": {}}
-    told: Any = {"brokers": brokers, "topics": [topic], "directory": 1, "trouble": ""}
+    known: Any = {"directory": 1, "is_shared": True, "trouble": ""}
+    told: Any = {"brokers": brokers, "topics": [topic], **known}
     silent = [Answer("tcp://1:1", why="no answer")]
     return merge(told, {0: [Answer("", here)], **dict.fromkeys(range(1, 11), silent)})
 
