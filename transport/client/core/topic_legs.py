@@ -200,11 +200,13 @@ class Leg:
             if self.host.limit != 0:  # with 0, nothing is held but a probe that was just taken
                 self.host.give_back(self, message.count)
             return Reaction.NOTHING
+        before = self.session.unanswered
         reaction = self.session.on_word(message, blocks, now_ns)
         if blocks:
             topic = self.topic
             topic.delivered_ns = now_ns
-            if topic.grows and self.session.unanswered >= self.session.ready:
+            # What is finished at once, because it has come back, shows that there is more, too.
+            if topic.grows and before + blocks[0].count >= self.session.ready:
                 self.host.filled(topic)
         if self.host.limit == 0 and (arrived := self.session.arrived):  # it was on its way
             # No more than that, because the probe may still wait for its handler.
@@ -246,7 +248,12 @@ class Leg:
             log.warning(text, self.target.topic, self.target.channel, ", ".join(differ))
 
     def on_received(self, now_ns: int) -> None:
-        """Do nothing, because the user decides when to answer."""
+        """Send the finishes of messages that were finished before, and have come back.
+
+        Otherwise, the channel would wait for them until the next timer, with its credit used up.
+        """
+        if self.session.words:
+            self.tell(now_ns)
 
     def on_lost(self) -> None:
         self.session.lost()

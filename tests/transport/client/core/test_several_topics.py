@@ -33,7 +33,7 @@ from zsq.transport.errors import (
 )
 from zsq.transport.names import channel_missing
 from zsq.transport.wire.addresses import parse_all
-from zsq.transport.wire.protocol import Done, Failed, Spread
+from zsq.transport.wire.protocol import Done, Failed, Fin, Spread
 from zsq.transport.wire.spread import HasParts
 
 A = "tcp://127.0.0.1:1"
@@ -425,3 +425,17 @@ def test_what_a_pattern_matches(pattern: str, name: str, *, matches: bool) -> No
 
 def test_a_choice_of_names_matches_none() -> None:
     assert topic_choice("a").matching(["a"]) == []
+
+
+def test_what_was_finished_before_and_came_back_is_finished_at_once(
+    several: ConsumerEngine,
+) -> None:
+    """With a credit of one, each of such messages would else wait for a timer."""
+    leg, sent = several.legs[0], []
+    link = cast("Any", leg.link)
+    link.send = lambda frames, now_ns: sent.append(frames)
+    leg.link.state = LinkState.UP
+    leg.session.words.append(Fin(0, 7, ()))
+    leg.on_received(1)
+    assert len(sent) == 1
+    leg.link.state = LinkState.IDLE
