@@ -36,6 +36,7 @@ from ...wire.protocol import MESSAGE_TIMEOUT_MS, Bye
 from ..link.connection import LinkConnection
 from ..link.engine import Steps
 from ..link.link import AGAIN, Link
+from ..link.link_table import LinkState
 from ..link.timeouts import FAR_NS, check_timeout, deadline_of, format_timeout
 from .confirm import Confirm
 from .consumer_backoff import BackoffState, ConsumerBackoff, Outcome
@@ -43,7 +44,7 @@ from .consumer_session import EVERY, ConsumerSession, ConsumerState, LeasedBlock
 from .extensions import Extensions
 from .prefetch import Prefetch, Window
 from .topic_choice import TOPICS_MAX, TopicChoice, topic_choice
-from .topic_credit import READY_IDLE, share_of_topic
+from .topic_credit import READY_IDLE, divide
 from .topic_legs import PASSING, Chosen, Leg, LegHost, More, TopicLegs
 from .topic_list import TopicList
 
@@ -59,7 +60,8 @@ CLOSED: Final = (
     "delivered again"
 )
 FAREWELL_MS: Final = 1_000  # how long a closed consumer may still send its last answers
-BUSY_NS: Final = 1_000_000_000  # so long after its last delivery, a topic counts as busy
+BUSY_NS: Final = 1_000_000_000  # a topic that does not need its credit for so long gets less
+SHARE_NS: Final = 20_000  # how rarely the credit is divided, for each topic: about what it costs
 REFUSED_NS: Final = 60_000_000_000  # when a pattern tries a topic again that has refused it
 
 
@@ -119,7 +121,8 @@ class ConsumerEngine(LegHost):
         self._error: ZsqError | None = None  # a refusal of the consumer as a whole
         self._over = ""  # why no message can be answered any more
         self._turn = 0
-        self._shared_ns = 0  # when the credit was divided among the topics last
+        # When the credit was divided among the topics last, and when that is due again.
+        self._shared_ns, self._share_ns = 0, FAR_NS
         self._left_stale = self._left_missed = 0  # the counts of topics and parts that were left
         self._is_accepted = False  # True if a topic has accepted this consumer
         # Topics that a pattern matches, and that have refused this consumer: why, and until when
@@ -175,12 +178,17 @@ class ConsumerEngine(LegHost):
         self.prefetch.clear()
 
     def start(self) -> None:
-        """Start the links, except those of topics whose refusal must be raised first."""
+        """Start the links, except those of topics whose refusal must be raised first.
+
+        The refusal comes first. Otherwise each call would start an attempt, and the next call would
+        raise its refusal.
+        """
         now_ns = time.monotonic_ns()
         if self._list is not None and self._error is None:
             self._list.start(now_ns)
-        for topic in self.topics:
-            topic.start(now_ns)
+        for leg in list(self.legs):
+            if leg.link.state is not LinkState.UP and leg.topic.error is None:
+                leg.link.start(now_ns)
 
     def persist(self, *, awaits_topic: bool) -> None:
         """Try again after each refusal that may pass, and do not raise it.
@@ -289,7 +297,7 @@ class ConsumerEngine(LegHost):
         if len(new) > room:
             self._note_full(len(matching))
         for name in new[: max(0, room)]:
-            self._add_topic(name, self.new_session(0)).start(now_ns)
+            self._add_topic(name, self.new_session(0)).whole.link.start(now_ns)
         if new:
             self._share(now_ns, exactly=True)
 
@@ -423,7 +431,9 @@ class ConsumerEngine(LegHost):
         """Send the answers that were gathered, and which messages were begun."""
         self.prefetch.note_taken()
         for leg in list(self.legs):
-            leg.tell(now_ns)
+            session = leg.session
+            if session.dirty or session.taken or session.words:
+                leg.tell(now_ns)
 
     def report_soon(self, now_ns: int) -> None:
         """Send soon which messages were begun."""
@@ -475,7 +485,7 @@ class ConsumerEngine(LegHost):
         before this finish is sent. A thread with a pool of handlers is such a caller.
         """
         if self.waiters and any(
-            leg.session.ready <= READY_FEW for leg in self.legs if not leg.topic.is_idle
+            leg.session.ready <= READY_FEW for leg in self.legs if leg.topic.is_busy
         ):
             self.tell(now_ns)
         else:
@@ -500,8 +510,9 @@ class ConsumerEngine(LegHost):
             self.sooner(topic.on_time(now_ns))
         if self._list is not None:
             self.sooner(self._list.on_time(now_ns))
-        if not self._is_single:
-            self.sooner(self._share(now_ns))
+        if now_ns >= self._share_ns:
+            self._share(now_ns)
+        self.sooner(self._share_ns)
 
     def _tell_leg_of(self, delivery: LeasedBlock, now_ns: int) -> None:
         """Send the answers of the leg on which this delivery arrived, if it was not left."""
@@ -637,7 +648,7 @@ class ConsumerEngine(LegHost):
         if not self.arrived or any(
             leg.session.untold >= leg.session.ready // TELL_SHARE
             for leg in self.legs
-            if not leg.topic.is_idle
+            if leg.topic.is_busy
         ):
             self.tell(time.monotonic_ns())
         if not self.arrived:
@@ -746,40 +757,54 @@ class ConsumerEngine(LegHost):
             self._share(time.monotonic_ns(), exactly=True)
         self.tell(time.monotonic_ns())
 
-    def woke(self, topic: TopicLegs) -> None:
-        """Divide the credit anew, because an idle topic has messages."""
+    def filled(self, topic: TopicLegs) -> None:
+        """Divide the credit anew, soon, because a topic needs more."""
+        topic.is_filled = True
         now_ns = time.monotonic_ns()
-        if now_ns - self._shared_ns >= TELL_NS:
-            self.sooner(self._share(now_ns))
+        at_ns = self._shared_ns + SHARE_NS * len(self.topics)
+        if now_ns >= at_ns:
+            self._share(now_ns)
         else:
-            self.sooner(self._shared_ns + TELL_NS)
+            self._share_ns = min(self._share_ns, at_ns)
+        self.sooner(self._share_ns)
 
-    def _share(self, now_ns: int, *, exactly: bool = False) -> int:
-        """Divide the credit among the topics. Return when to do that again.
+    def _share(self, now_ns: int, *, exactly: bool = False) -> None:
+        """Divide the credit among the topics.
 
         A share that is only a little larger is not worth a message, except with `exactly`.
         """
-        self._shared_ns = now_ns
+        self._shared_ns, self._share_ns = now_ns, FAR_NS
         if self.limit is not None:
             if exactly:
                 self._limit_ready(self.limit)
-            return FAR_NS
-        busy: list[int] = []
-        again_ns = FAR_NS
+            return
+        several, held = len(self.topics) > 1, []
         for topic in self.topics:
-            unanswered, idle_ns = topic.unanswered, topic.delivered_ns + BUSY_NS
-            topic.is_idle = not unanswered and now_ns >= idle_ns and len(self.topics) > 1
-            if not topic.is_idle:
-                busy.append(unanswered)
-                again_ns = min(again_ns, idle_ns if idle_ns > now_ns else now_ns + BUSY_NS)
-        share = share_of_topic(self.ready, busy)
-        for topic in self.topics:
-            ready = min(READY_IDLE, self.ready) if topic.is_idle else share
-            if exactly or ready < topic.ready or ready - topic.ready > topic.ready // 4:
+            held.append(topic.unanswered)
+            self._estimate(topic, held[-1], now_ns)
+            topic.grows = several and topic.demand < self.ready
+        demands = [topic.demand for topic in self.topics] if several else [self.ready]
+        shares = divide(self.ready, demands, held)
+        for topic, count, ready in zip(list(self.topics), held, shares, strict=False):
+            if exactly or ready < topic.ready or ready - topic.ready > topic.ready // 8:
                 topic.set_ready(ready)
                 for leg in list(topic.legs):
                     leg.tell(now_ns)
-        return again_ns
+            if several and count > ready:
+                self._share_ns = min(self._share_ns, now_ns + TELL_NS)
+            elif several and topic.demand > READY_IDLE:
+                self._share_ns = min(self._share_ns, now_ns + BUSY_NS)
+
+    def _estimate(self, topic: TopicLegs, held: int, now_ns: int) -> None:
+        """Note how much credit a topic needs, from how many of its messages are held."""
+        if topic.is_filled or held >= topic.ready > 0:
+            topic.demand = min(2 * max(topic.demand, topic.ready), max(self.ready, READY_IDLE))
+            topic.is_filled, topic.filled_ns = False, now_ns
+        elif not held and now_ns >= topic.delivered_ns + BUSY_NS:
+            topic.demand = READY_IDLE
+        elif now_ns >= topic.filled_ns + BUSY_NS:
+            topic.demand = max(READY_IDLE, topic.demand // 2)
+            topic.filled_ns = now_ns
 
     def requeue(
         self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str

@@ -41,7 +41,7 @@ from ..link.link import AGAIN, Link
 from ..link.reaction import Reaction
 from ..link.timeouts import FAR_NS
 from .consumer_session import ConsumerSession, ConsumerState, LeasedBlock
-from .topic_credit import share_of
+from .topic_credit import READY_IDLE, share_of
 
 log = logging.getLogger("zsq")
 
@@ -113,8 +113,8 @@ class LegHost(Engine):
         """Note that a topic has other legs now."""
 
     @abstractmethod
-    def woke(self, topic: TopicLegs) -> None:
-        """Note that a topic was idle, and has delivered."""
+    def filled(self, topic: TopicLegs) -> None:
+        """Note that a topic that may need more credit holds as many messages as it may."""
 
     @abstractmethod
     def accepted(self, topic: TopicLegs) -> None:
@@ -200,9 +200,14 @@ class Leg:
             if self.host.limit != 0:  # with 0, nothing is held but a probe that was just taken
                 self.host.give_back(self, message.count)
             return Reaction.NOTHING
+        before = self.session.unanswered
         reaction = self.session.on_word(message, blocks, now_ns)
         if blocks:
-            self.topic.delivered(now_ns)
+            topic = self.topic
+            topic.delivered_ns = now_ns
+            # What is finished at once, because it has come back, shows that there is more, too.
+            if topic.grows and before + blocks[0].count >= self.session.ready:
+                self.host.filled(topic)
         if self.host.limit == 0 and (arrived := self.session.arrived):  # it was on its way
             # No more than that, because the probe may still wait for its handler.
             self.host.give_back(self, sum(delivery.block.count for delivery in arrived))
@@ -243,7 +248,12 @@ class Leg:
             log.warning(text, self.target.topic, self.target.channel, ", ".join(differ))
 
     def on_received(self, now_ns: int) -> None:
-        """Do nothing, because the user decides when to answer."""
+        """Send the finishes of messages that were finished before, and have come back.
+
+        Otherwise, the channel would wait for them until the next timer, with its credit used up.
+        """
+        if self.session.words:
+            self.tell(now_ns)
 
     def on_lost(self) -> None:
         self.session.lost()
@@ -283,22 +293,14 @@ class TopicLegs:
         self.has_parts = False  # True if the legs are those of parts
         self.error: ZsqError | None = None  # the broker's refusal of the subscription
         self.ask_ns = FAR_NS  # when to ask for new parts
-        # When it has delivered last. A topic that is alone in its consumer counts as busy always.
-        self.delivered_ns = 0
-        self.is_idle = False
+        # When it has delivered last, and when it held as many messages as it might.
+        self.delivered_ns = self.filled_ns = 0
+        self.is_filled = False  # True if it did since the credit was divided last
+        self.demand = READY_IDLE  # see `topic_credit.py`
+        self.grows = False  # True if its demand may grow. A topic that is alone has all credit
         self._turn = 0
         self.whole.link.needed = lambda: not self.has_parts
         self.whole.link.busy = lambda: not self.has_parts
-
-    def start(self, now_ns: int) -> None:
-        """Start the links, unless a refusal must be raised first.
-
-        The refusal comes first. Otherwise each call would start an attempt, and the next call would
-        raise its refusal.
-        """
-        if self.error is None:
-            for leg in list(self.legs):
-                leg.link.start(now_ns)
 
     def every_leg(self) -> list[Leg]:
         """Return the legs, and the one for the topic without parts."""
@@ -322,10 +324,10 @@ class TopicLegs:
                 return arrived.popleft()
         return None
 
-    def delivered(self, now_ns: int) -> None:
-        self.delivered_ns = now_ns
-        if self.is_idle:
-            self.host.woke(self)
+    @property
+    def is_busy(self) -> bool:
+        """True if it needs more credit than is enough to see that it has messages."""
+        return not self.grows or self.demand > READY_IDLE
 
     @property
     def unanswered(self) -> int:

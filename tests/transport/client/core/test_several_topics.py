@@ -7,12 +7,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
+from itertools import count
 from typing import Any, cast
 
 import pytest
 
 from zsq.transport.client.core.consumer_session import ConsumerSession, ConsumerState
-from zsq.transport.client.core.subscription import BUSY_NS, ConsumerEngine
+from zsq.transport.client.core.subscription import BUSY_NS, SHARE_NS, ConsumerEngine
 from zsq.transport.client.core.topic_choice import TOPICS_MAX, TopicChoice, topic_choice
 from zsq.transport.client.core.topic_legs import Leg
 from zsq.transport.client.core.topic_list import LISTED_NS, SILENT_NS, TopicList
@@ -32,7 +33,7 @@ from zsq.transport.errors import (
 )
 from zsq.transport.names import channel_missing
 from zsq.transport.wire.addresses import parse_all
-from zsq.transport.wire.protocol import Done, Failed, Spread
+from zsq.transport.wire.protocol import Done, Failed, Fin, Spread
 from zsq.transport.wire.spread import HasParts
 
 A = "tcp://127.0.0.1:1"
@@ -78,7 +79,9 @@ def hear(engine: ConsumerEngine, *names: str, **parted: int) -> None:
         answer: Any = Done(number, {"topics": dict.fromkeys(names, ())})
         topics.on_word(answer, [], 1)
         if len(sent) == 2:
-            rows = [{"topic": name, "parts": (1,) * count} for name, count in parted.items()]
+            rows = [
+                {"topic": name, "parts": (1,) * number_of} for name, number_of in parted.items()
+            ]
             topics.on_word(Done(number + 1, {"brokers": (), "topics": rows}), [], 1)
             return
     raise AssertionError("it asked for nothing")
@@ -93,8 +96,8 @@ def leg_of(engine: ConsumerEngine, name: str) -> Leg:
     return leg
 
 
-def spread(topic: str, count: int) -> Spread:
-    return Spread(1, topic, "u", tuple((n, 1) for n in range(count)), ((1, (A,)),))
+def spread(topic: str, parts: int) -> Spread:
+    return Spread(1, topic, "u", tuple((n, 1) for n in range(parts)), ((1, (A,)),))
 
 
 # Turns
@@ -127,48 +130,69 @@ def ready_of(engine: ConsumerEngine) -> dict[str, int]:
     return {leg.target.topic: leg.session.ready for leg in engine.legs}
 
 
+_ticks = count(1)
+
+
+def pass_some_time(engine: ConsumerEngine) -> None:
+    """Let the timers run, each time at a later time than before."""
+    engine.timers(time.monotonic_ns() + next(_ticks) * 100 * SHARE_NS)
+
+
+def fill(engine: ConsumerEngine, *topics: str, held: int = 0) -> None:
+    """Let these topics hold all that they may, until their credit grows no more."""
+    for _ in range(20):
+        for name in topics:
+            (topic,) = (topic for topic in engine.topics if topic.target.topic == name)
+            topic.delivered_ns = time.monotonic_ns()
+            engine.filled(topic)
+            topic.legs[0].session.unanswered = held
+        pass_some_time(engine)
+
+
 def test_idle_topics_have_one_message_and_busy_ones_share_the_rest(
     several: ConsumerEngine,
 ) -> None:
     assert ready_of(several) == {"a": 1, "b": 1, "d": 1}
-    now_ns = time.monotonic_ns()
-    first, second, _ = several.topics
-    first.delivered(now_ns)
-    several.timers(now_ns)
-    assert ready_of(several) == {"a": 100, "b": 1, "d": 1}
-    second.delivered(now_ns)
-    several.timers(now_ns)
-    assert ready_of(several) == {"a": 50, "b": 50, "d": 1}
-    second.whole.session.unanswered = 3  # its handlers work for long
-    several.timers(now_ns + BUSY_NS)
-    assert ready_of(several) == {"a": 1, "b": 100, "d": 1}
-    assert several.due_ns <= now_ns + 2 * BUSY_NS
+    fill(several, "a")
+    assert ready_of(several) == {"a": 98, "b": 1, "d": 1}
+    fill(several, "a", "b")
+    assert ready_of(several) == {"a": 49, "b": 49, "d": 1}
+    several.topics[1].whole.session.unanswered = 49  # its handlers work for long
+    several.timers(time.monotonic_ns() + 2 * BUSY_NS)
+    assert ready_of(several)["a"] == 1
+    assert ready_of(several)["b"] >= 49
     several.set_ready(0)
     assert ready_of(several) == {"a": 0, "b": 0, "d": 0}
+
+
+def test_a_topic_with_few_messages_takes_little_credit_of_a_busy_one(
+    several: ConsumerEngine,
+) -> None:
+    fill(several, "a")
+    several.topics[1].delivered_ns = time.monotonic_ns()
+    several.filled(several.topics[1])
+    pass_some_time(several)
+    assert ready_of(several) == {"a": 97, "b": 2, "d": 1}
 
 
 def test_a_topic_that_holds_more_than_its_share_takes_from_the_others(
     several: ConsumerEngine,
 ) -> None:
-    now_ns = time.monotonic_ns()
-    first, second, _ = several.topics
-    first.delivered(now_ns)
-    first.whole.session.unanswered = 100
-    second.delivered(now_ns)
-    several.timers(now_ns)
-    ready = ready_of(several)
-    assert first.unanswered + ready["b"] <= 100 + 25
-    first.whole.session.unanswered = 0
-    several.timers(now_ns)
-    assert ready_of(several)["b"] == 50
+    fill(several, "a", held=98)
+    fill(several, "b")
+    assert ready_of(several)["b"] + 98 <= 100 + 25
+    several.topics[0].whole.session.unanswered = 0
+    several.topics[1].delivered_ns = time.monotonic_ns()
+    for _ in range(20):
+        several.filled(several.topics[1])
+        pass_some_time(several)
+    assert ready_of(several)["b"] == 49
 
 
 def test_parts_share_the_credit_of_their_topic(several: ConsumerEngine) -> None:
     leg_of(several, "a").on_refused(HasParts(spread("a", 2)))
-    now_ns = time.monotonic_ns()
-    several.topics[0].delivered(now_ns)
-    several.timers(now_ns)
-    assert ready_of(several) == {"a#0": 50, "a#1": 50, "b": 1, "d": 1}
+    fill(several, "a")
+    assert ready_of(several) == {"a#0": 49, "a#1": 49, "b": 1, "d": 1}
 
 
 def test_a_single_topic_has_all_credit_always() -> None:
@@ -401,3 +425,17 @@ def test_what_a_pattern_matches(pattern: str, name: str, *, matches: bool) -> No
 
 def test_a_choice_of_names_matches_none() -> None:
     assert topic_choice("a").matching(["a"]) == []
+
+
+def test_what_was_finished_before_and_came_back_is_finished_at_once(
+    several: ConsumerEngine,
+) -> None:
+    """With a credit of one, each of such messages would else wait for a timer."""
+    leg, sent = several.legs[0], []
+    link = cast("Any", leg.link)
+    link.send = lambda frames, now_ns: sent.append(frames)
+    leg.link.state = LinkState.UP
+    leg.session.words.append(Fin(0, 7, ()))
+    leg.on_received(1)
+    assert len(sent) == 1
+    leg.link.state = LinkState.IDLE
