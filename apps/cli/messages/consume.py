@@ -85,7 +85,7 @@ def sub(
             with stopping.interruptible():
                 with Admin(url, timeout=timeout) as admin:
                     if not create:
-                        channels = _channels_of(admin, topic)
+                        channels = channels_of(admin, topic, ", or use --create")
                         if channels is not None:
                             note_new(topic, channel, channels)
                     if start is not None:
@@ -167,10 +167,10 @@ def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
         )
 
 
-def _channels_of(admin: Admin, topic: str) -> Sequence[str] | None:
+def channels_of(admin: Admin, topic: str, or_else: str = "") -> Sequence[str] | None:
     """Return the topic's channels, or None if a broker that has parts of the topic is away.
 
-    Raises `NotFound` with advice if there is no such topic.
+    Raises `NotFound` with advice if there is no such topic: to publish first, or `or_else`.
     """
     from ....transport.errors import E_NOT_FOUND, BrokerUnreachable, NotFound
 
@@ -182,7 +182,7 @@ def _channels_of(admin: Admin, topic: str) -> Sequence[str] | None:
             say(f"zsq: going on with the other parts: {error.text}", err=True)
             return None
     if channels is None:
-        text = f"topic {topic!r} does not exist: publish to it first, or use --create"
+        text = f"topic {topic!r} does not exist: publish to it first{or_else}"
         raise NotFound(E_NOT_FOUND, text)
     return channels
 
