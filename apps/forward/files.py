@@ -164,7 +164,7 @@ class _Writer:
             part = batch.delivery.session.part
             topic = self._plan.topic
             name = topic if part is None else part_name(base_of(topic), part)
-            lines.setdefault(name, []).extend(lines_of(batch, name, self._plan.lines))
+            lines.setdefault(name, []).extend(lines_of(batch, base_of(topic), self._plan.lines))
         rest_s, touched_s, is_told = REST_S, time.monotonic(), False
         while lines:
             name = next(iter(lines))
@@ -225,7 +225,8 @@ def lines_of(batch: Batch, topic: str, kind: str) -> list[bytes]:
             message.tag,
             message.headers,
         )
-        rows.append(json.dumps(as_object(stored) | {"id": message.id}).encode())
+        place = {"id": message.id} | ({} if message.part is None else {"part": message.part})
+        rows.append(json.dumps(as_object(stored) | place).encode())
     return rows
 
 

@@ -309,6 +309,8 @@ class _Sender:
                 "X-ZSQ-Attempt": str(first.attempts),
                 "X-ZSQ-Timestamp": str(first.timestamp_ns),
             }
+            if first.part is not None:
+                headers["X-ZSQ-Part"] = str(first.part)
             if first.key is not None:
                 headers |= header_of("X-ZSQ-Key", first.key)
             if first.tag is not None:
@@ -387,6 +389,7 @@ def body_of(messages: Sequence[Message], kind: str) -> bytes:
                 )
             )
             | {"id": message.id, "attempts": message.attempts}
+            | ({} if message.part is None else {"part": message.part})
         )
         for message in messages
     ]

@@ -80,7 +80,7 @@ def test_batches_are_one_request(shared: Broker, topic: str, kind: str) -> None:
             f"{topic}/w", server.url(), shared.ipc, "--batch", "100", "--format", kind
         )  # fmt: skip
         assert 3 <= len(server.hooks) <= 5
-        rows = []
+        rows: list[dict[str, object]] = []
         for hook in server.hooks:
             got = (
                 json.loads(hook.body)
