@@ -13,6 +13,7 @@ was torn, and gives it its name.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import io
 import json
@@ -277,7 +278,24 @@ class RollingFile:
         while view:
             view = view[file.write(view) :]
         os.fsync(file.fileno())
+        self._check_name(file)
         self._size += len(data)
+
+    def _check_name(self, file: io.FileIO) -> None:
+        """Raise `OSError` if the file no longer has its name, and begin another one.
+
+        An editor that saves the file, or a user who removes it, would otherwise take the messages
+        with it that are written later.
+        """
+        try:
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(self._path)):
+                return
+        except FileNotFoundError:
+            pass
+        file.close()
+        self._lock.close()
+        self._file = None
+        raise FileNotFoundError(errno.ENOENT, "it was removed or replaced by another program")
 
     def roll_if_due(self) -> None:
         """Complete the file if it is large or old enough."""

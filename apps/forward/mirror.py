@@ -28,6 +28,7 @@ from ...transport.client.blocking.client import Admin, Consumer, Reader
 from ...transport.client.blocking.stage_writer import StageCommitter, StageWriter
 from ...transport.client.core.message import Fetched, missing_in
 from ...transport.errors import (
+    E_BAD_ARGUMENT,
     E_BAD_BLOCK,
     E_FORBIDDEN,
     E_IN_USE,
@@ -132,6 +133,7 @@ def mirror(
 
         find_logs()
         for log in logs.values():
+            log.check_no_circle()
             log.open()
         looked_s = busy_s = time.monotonic()
         while not stopping.is_set():
@@ -140,6 +142,9 @@ def mirror(
             if moved:
                 busy_s = now_s
                 advance(moved)
+            elif any(log.rests for log in logs.values()):
+                busy_s = now_s  # messages may wait, so the mirror is not idle
+                stopping.wait(FOLLOW_S)
             elif plan.idle_s is not None and now_s - busy_s >= plan.idle_s:
                 break
             else:
@@ -202,6 +207,11 @@ class LogMirror:
         self._told = ""
         self._standby_at = -1  # the offset of the other mirror, when it was last looked at
 
+    @property
+    def rests(self) -> bool:
+        """True after an error, and while another mirror of the channel works."""
+        return self._offset < 0
+
     def close(self) -> None:
         """Let the channel follow, and close the connections."""
         try:
@@ -211,6 +221,19 @@ class LogMirror:
         finally:
             self._target.close()
             self._reader.close()
+
+    def check_no_circle(self) -> None:
+        """Raise `UsageError` if the target is this topic, under whatever address."""
+        plan = self._plan
+        with (
+            contextlib.suppress(NotFound, HasParts, Refused),  # or the target may not be read
+            Reader(
+                plan.to_topic, url=plan.to_url, key_file=plan.to_key_file, timeout=plan.timeout
+            ) as reader,
+        ):
+            if reader.uuid() == self._reader.uuid():
+                text = f"the target is topic {self._name} itself, so the mirror would never end"
+                raise UsageError(E_BAD_ARGUMENT, text)
 
     def open(self) -> None:
         """Ask the target how far it is, and read on there. The channel may be behind."""

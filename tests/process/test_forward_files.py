@@ -12,8 +12,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support import zsq_command
 from support.broker import Broker, wait_for
-from support.forwarding import forward, forwarding
+from support.forwarding import forward, forwarding, stored
 from support.topic_names import topic_name_of
 
 import zsq
@@ -174,3 +175,22 @@ def test_a_path_that_is_no_directory_is_refused(shared: Broker, topic: str, tmp_
     publish(shared.ipc, topic, 0, 1)
     (tmp_path / "x").write_text("")
     assert "is no directory" in forward(f"{topic}/f", f"file:{tmp_path}/x", shared.ipc, code=2)
+
+
+def test_without_a_message_there_is_no_file(shared: Broker, topic: str, folder: Path) -> None:
+    """An empty file of gzip was not readable (nsq#216)."""
+    with zsq.Admin(shared.ipc) as admin:
+        admin.create_topic(topic)
+    forward(f"{topic}/f", f"file:{folder}", shared.ipc, "--gzip")
+    assert list(folder.iterdir()) == []
+
+
+def test_lines_of_json_can_be_published_again(shared: Broker, topic: str, folder: Path) -> None:
+    with zsq.Producer(shared.ipc) as producer:
+        producer.publish(topic, b"a\nb", key=b"k", headers={"a": 1})
+    forward(f"{topic}/f", f"file:{folder}", shared.ipc, "--format", "json")
+    [path] = complete(folder)
+    line = ("pub", f"{topic}2", "--json-lines", "--file", path, "--url", shared.ipc)
+    assert zsq_command.run(*line).returncode == 0
+    [message] = stored(shared.ipc, f"{topic}2")
+    assert (message.body, message.key, message.headers) == (b"a\nb", b"k", {"a": 1})

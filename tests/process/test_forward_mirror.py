@@ -215,3 +215,102 @@ def test_sigterm_ends_with_exit_code_0(shared: Broker, other: Broker, topic: str
         assert process.returncode == 0
         assert b"5 messages forwarded" in said
     assert channel_row(shared.ipc, topic, "m")["depth"] == 0
+
+
+def test_a_full_target_keeps_the_messages_in_the_source(
+    shared: Broker, other: Broker, topic: str, tmp_path: Path
+) -> None:
+    """A shovel of LavinMQ emptied its source into a full queue (lavinmq#1357)."""
+    with zsq.Admin(other.ipc) as admin:
+        admin.create_topic(topic, max_bytes=8 << 20, when_full="reject")
+        admin.create_channel(topic, "reader")
+    with zsq.Producer(shared.ipc) as producer:
+        for number in range(20):
+            producer.publish_many(topic, [b"%d %s" % (number, b"." * 9000)] * 100)
+    log = tmp_path / "log"
+    with forwarding(f"{topic}/m", f"{other.tcp}/{topic}", shared.ipc, log=log) as process:
+        wait_for(lambda: b"waiting: " in log.read_bytes())
+        assert len(bodies(other.ipc, topic)) < 2000
+        assert int(str(channel_row(shared.ipc, topic, "m")["depth"])) > 0
+        with zsq.Admin(other.ipc) as admin:
+            admin.configure_topic(topic, max_bytes=None)
+        wait_for(lambda: len(bodies(other.ipc, topic)) == 2000, 60)
+        process.terminate()
+        assert process.wait(30) == 0
+    numbers = [int(body.split()[0]) for body in bodies(other.ipc, topic)]
+    assert numbers == [number for number in range(20) for _ in range(100)]
+
+
+def test_a_run_that_ends_by_itself_does_not_end_while_the_target_is_away(
+    shared: Broker, topic: str, tmp_path: Path
+) -> None:
+    """A shovel deleted itself before all messages were sent (rabbitmq-server#14636)."""
+    publish(shared.ipc, topic, 0, 5)
+    log = tmp_path / "log"
+    with Broker(tmp_path / "away") as away:
+        line = (f"{topic}/m", f"{away.tcp}/{topic}", shared.ipc, "--idle", "2s")
+        with forwarding(*line, log=log) as process:
+            wait_for(lambda: len(bodies(away.ipc, topic)) == 5)
+            away.stop()
+            publish(shared.ipc, topic, 5, 10)
+            wait_for(lambda: b"waiting: " in log.read_bytes())
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(4)
+            away.start()
+            assert process.wait(60) == 0
+        assert len(bodies(away.ipc, topic)) == 10
+
+
+def test_messages_that_were_removed_before_are_reported(
+    tmp_path: Path, other: Broker, topic: str
+) -> None:
+    """MirrorMaker passes over removed messages in silence (kafka#22248)."""
+    with Broker(tmp_path / "small", "--chunk-bytes", "1MiB", "--keep-bytes", "0") as broker:
+        url = broker.ipc
+        publish(url, topic, 0, 10)
+        forward(f"{topic}/m", f"{other.tcp}/{topic}", url)
+        with zsq.Admin(url) as admin:
+            admin.delete_channel(topic, "m", force=True)
+            admin.create_channel(topic, "other")
+            with zsq.Producer(url) as producer:
+                for _ in range(40):
+                    producer.publish_many(topic, [b"." * 9000] * 10)
+            admin.empty(topic, "other")
+            wait_for(lambda: oldest(url, topic) > 10)
+        first = oldest(url, topic)
+        said = forward(f"{topic}/m", f"{other.tcp}/{topic}", url, code=4)
+    assert f"offsets 10 to {first - 1} of topic" in said
+    assert f"{first - 10:,} messages could not be read and were left out" in said
+    assert len(bodies(other.ipc, topic)) == 10 + 410 - first
+
+
+def oldest(url: str, topic: str) -> int:
+    with zsq.Reader(topic, url=url) as reader:
+        return reader.head()[0]
+
+
+def test_a_topic_that_was_created_again_is_another_source(
+    shared: Broker, other: Broker, topic: str
+) -> None:
+    """MirrorMaker went on at the old offset of a topic that was made anew (kafka#22248)."""
+    publish(shared.ipc, topic, 0, 10)
+    forward(f"{topic}/m", f"{other.tcp}/{topic}", shared.ipc)
+    with zsq.Admin(shared.ipc) as admin:
+        admin.delete_topic(topic, force=True)
+    publish(shared.ipc, topic, 10, 15)
+    forward(f"{topic}/m", f"{other.tcp}/{topic}", shared.ipc)
+    assert bodies(other.ipc, topic) == [b"%d" % i for i in range(15)]
+
+
+def test_a_mirror_of_a_topic_to_itself_is_refused(shared: Broker, topic: str) -> None:
+    publish(shared.ipc, topic, 0, 1)
+    said = forward(f"{topic}/m", f"{shared.tcp}/{topic}", shared.ipc, code=2)
+    assert "would never end" in said
+    assert len(bodies(shared.ipc, topic)) == 1
+
+
+def test_a_channel_with_consumers_is_refused(shared: Broker, other: Broker, topic: str) -> None:
+    publish(shared.ipc, topic, 0, 1)
+    with zsq.Consumer(topic, "m", url=shared.ipc):
+        said = forward(f"{topic}/m", f"{other.tcp}/{topic}", shared.ipc, code=1)
+    assert "give it a channel of its own" in said

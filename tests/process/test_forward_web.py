@@ -93,6 +93,16 @@ def test_batches_are_one_request(shared: Broker, topic: str, kind: str) -> None:
     assert {row["topic"] for row in rows} == {topic}
 
 
+@pytest.mark.parametrize("status", [201, 202, 204])
+def test_every_2xx_finishes_a_message(shared: Broker, topic: str, status: int) -> None:
+    """nsq_to_http took only 200 (nsq#544)."""
+    publish(shared.ipc, topic, 0, 3)
+    with serving() as server:
+        server.answer = lambda hook: status
+        assert "3 messages" in forward(f"{topic}/w", server.url(), shared.ipc)
+        assert server.taken == [b"0", b"1", b"2"]
+
+
 def test_a_refused_message_becomes_a_dead_letter_with_the_reason(
     shared: Broker, topic: str
 ) -> None:

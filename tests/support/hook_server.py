@@ -55,9 +55,11 @@ def serving(context: ssl.SSLContext | None = None, port: int = 0) -> Iterator[Ho
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", "2")
+            body = b"" if status == 204 else b"ok"
+            if body:
+                self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(b"ok")
+            self.wfile.write(body)
 
         def log_message(self, format: str, *values: object) -> None:
             pass

@@ -76,3 +76,22 @@ def test_a_gzip_file_is_one_file_for_every_reader(tmp_path: Path) -> None:
     file.complete()
     [path] = tmp_path.iterdir()
     assert gzip.decompress(path.read_bytes()) == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_somebody_replaces_takes_no_message_with_it(
+    tmp_path: Path, replaced: bool
+) -> None:
+    """An editor saved a file of nsq_to_file, and later messages were lost (nsq#483)."""
+    file = rolling(tmp_path)
+    file.append([b"one"])
+    [path] = tmp_path.glob("*.part")
+    path.unlink()
+    if replaced:
+        path.write_bytes(b"edited\n")
+    with pytest.raises(FileNotFoundError, match="removed or replaced"):
+        file.append([b"two"])
+    file.append([b"two"])
+    file.complete()
+    [complete] = tmp_path.glob("*.log")
+    assert complete.read_bytes() == b"two\n"
