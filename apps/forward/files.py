@@ -29,10 +29,11 @@ from typing import Any, Final
 
 from ...transport.client.blocking.client import Batch, Consumer
 from ...transport.client.core.message import StoredMessage
-from ...transport.errors import E_EXISTS, UsageError
+from ...transport.errors import E_EXISTS, UsageError, ZsqError
 from ...transport.message_object import as_object
 from ...transport.names import base_of, part_name
 from ...transport.system import node_name
+from ...transport.wire.protocol import UNBEGUN
 from ..local_files import InUse, locked, sync_file, sync_folder
 from .mirror import REST_MAX_S, REST_S, Say, Stop
 
@@ -176,12 +177,15 @@ class _Writer:
                     self._say(f"waiting: {self._plan.folder}: {error.strerror or error}")
                     is_told = True
                 if self._stopping.wait(rest_s):
+                    for batch in batches:  # the end of the command uses no attempt
+                        with contextlib.suppress(ZsqError):
+                            batch._give_back(UNBEGUN, "")
                     return False
                 rest_s = min(REST_MAX_S, 2 * rest_s)
                 if time.monotonic() - touched_s >= TOUCH_S:
                     touched_s = time.monotonic()
                     for batch in batches:
-                        with contextlib.suppress(Exception):  # their leases have ended
+                        with contextlib.suppress(ZsqError):  # their leases have ended
                             batch.touch()
                 continue
             del lines[name]

@@ -20,7 +20,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -29,8 +29,9 @@ from urllib.parse import SplitResult, urlsplit
 from ...transport.client.blocking.client import Consumer, Message
 from ...transport.client.core.message import StoredMessage
 from ...transport.client.core.message_batch import MessageBatch
-from ...transport.errors import E_BAD_ARGUMENT, UsageError
+from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ...transport.message_object import as_object
+from ...transport.wire.protocol import UNBEGUN
 from .mirror import Say, Stop
 
 RETRY_S: Final = 60.0
@@ -97,6 +98,10 @@ class ServerRefused(Exception):
 
     def __repr__(self) -> str:
         return str(self)
+
+
+class _Stopped(Exception):
+    """The command was stopped while it waited to try again."""
 
 
 def check_url(to: str) -> SplitResult:
@@ -218,6 +223,8 @@ class _Sender:
                     raise
                 self.note_error(message, error)
                 message.requeue(min(error.delay_s, REQUEUE_MAX_S), error=error)
+            except _Stopped:
+                give_back([message])
 
     def handle_batch(self, batch: MessageBatch[Message]) -> None:
         with self._at_work():
@@ -227,18 +234,23 @@ class _Sender:
                 if not error.is_final or len(batch) == 1:
                     raise
                 self._send_one_by_one(batch, error)
+            except _Stopped:
+                give_back(batch)
 
     def _send_one_by_one(self, batch: MessageBatch[Message], error: ServerRefused) -> None:
         """Find the messages because of which the server refuses the batch."""
         failures = 0
-        for message in batch:
-            if failures < FAILURES_MAX and not self._stopping.is_set():
+        for number, message in enumerate(batch):
+            if failures < FAILURES_MAX:
                 try:
                     self._send([message])
                     failures = 0
                     continue
                 except ServerRefused as caught:
                     error = caught
+                except _Stopped:
+                    give_back(batch[number:])
+                    return
             failures += 1
             batch.fail(message, error)
 
@@ -290,7 +302,7 @@ class _Sender:
     def _wait_until(self, moment_s: float) -> None:
         left_s = moment_s - time.monotonic()
         if left_s > 0 and self._stopping.wait(left_s):
-            raise ServerRefused("zsq forward was stopped before the server took the message")
+            raise _Stopped
 
     def _headers(self, messages: Sequence[Message]) -> dict[str, str]:
         plan, first = self._plan, messages[0]
@@ -369,6 +381,17 @@ class _Sender:
         except BaseException:
             connection.close()
             raise
+
+
+def give_back(messages: Iterable[Message]) -> None:
+    """Give messages back to the channel, as if no handler had begun them.
+
+    So the end of the command uses no attempt. Otherwise a message whose server is away would become
+    a dead letter because somebody stops the command.
+    """
+    for message in messages:
+        with contextlib.suppress(ZsqError):  # the lease has ended, or the consumer is closed
+            message._give_back(UNBEGUN, "")
 
 
 def body_of(messages: Sequence[Message], kind: str) -> bytes:

@@ -112,7 +112,7 @@ PAGES: Final = {
             ("zsq forward clicks/archive", "/backup", "backup"),
             ("zsq forward clicks", "https://example.org", "http://127.0.0.1:9"),
             ("zsq forward clicks", "http://127.0.0.1:8000", "http://127.0.0.1:9"),
-            ("zsq forward clicks", "--to", "--start earliest --idle 2s --to"),
+            ("zsq forward clicks", "--to", "--start earliest --idle 2s 2>&1 --to"),
         ),
         first={"zsq forward clicks/mirror": CLICKS},
         until={

@@ -162,6 +162,12 @@ def test_a_disk_that_refuses_costs_no_attempt(shared: Broker, topic: str, folder
         limit = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, -1))
         publish(shared.ipc, topic, 10, 500)
         wait_for(lambda: b"waiting: " in log.read_bytes())
+        process.terminate()
+        assert process.wait(30) == 0, "a stop while the disk refuses"
+    log = folder.parent / "log2"
+    with forwarding(*line, log=log) as process:
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, -1))
+        wait_for(lambda: b"waiting: " in log.read_bytes())
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limit)
         wait_for(lambda: b"going on" in log.read_bytes())
         process.send_signal(signal.SIGINT)

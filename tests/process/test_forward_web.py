@@ -233,14 +233,23 @@ def test_a_killed_run_loses_nothing(shared: Broker, topic: str, tmp_path: Path) 
         assert {int(body) for body in server.taken} == set(range(count))
 
 
-def test_sigterm_ends_while_the_server_refuses(shared: Broker, topic: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("--batch", "3")], ids=["single", "batch"])
+def test_sigterm_while_the_server_refuses_uses_no_attempt(
+    shared: Broker, topic: str, tmp_path: Path, more: tuple[str, ...]
+) -> None:
     publish(shared.ipc, topic, 0, 3)
+    line = (f"{topic}/w", shared.ipc, "--max-attempts", "1", *more)
     with serving() as server:
         server.answer = lambda hook: 500
-        with forwarding(f"{topic}/w", server.url(), shared.ipc, log=tmp_path / "l") as process:
+        to = (line[0], server.url(), *line[1:])
+        with forwarding(*to, log=tmp_path / "log") as process:
             wait_for(lambda: len(server.hooks) >= 2)
             process.terminate()
             assert process.wait(15) == 0
+        assert b"0 messages forwarded\n" in (tmp_path / "log").read_bytes()
+        server.answer = lambda hook: 200
+        assert "3 messages" in forward(*to, idle="4s")
+    assert stored(shared.ipc, f"{topic}.w.dead") == []
 
 
 def test_certificates_are_verified(shared: Broker, topic: str, tmp_path: Path) -> None:
