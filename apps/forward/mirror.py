@@ -53,7 +53,8 @@ from ..export import logs_of
 READ_BYTES: Final = 4 * 1024 * 1024  # about the size of one transaction
 STEP_MAX: Final = 1 << 62  # messages of one transaction, if the target refused none
 FOLLOW_S: Final = 0.1  # seconds between reads at the end of the topic
-LOOK_S: Final = 1.0  # seconds between moves of the channel, and looks whether it is paused
+LOOK_S: Final = 1.0  # seconds between looks whether the channel is paused
+MOVE_S: Final = 5.0  # seconds between moves of the channel: the audit log has each
 PARTS_S: Final = 60.0  # seconds between looks whether the source has more parts
 ATTEMPT_S: Final = 10.0  # seconds until a call is given up and tried again
 REST_S: Final = 0.5  # seconds of the first rest after an error; each further one is twice as long
@@ -199,6 +200,7 @@ class LogMirror:
         self._tags: frozenset[bytes] = frozenset()
         self._offset = -1  # where to read on; -1 before the target was asked
         self._moved_to = -1  # the place of the channel, as far as this mirror moved it
+        self._moved_s = 0.0
         self._looked_s = 0.0
         self._is_paused = False
         self._step_max = STEP_MAX
@@ -286,7 +288,8 @@ class LogMirror:
                 return 0
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
-            self._follow()
+            if now_s - self._moved_s >= MOVE_S:
+                self._follow()
             self._is_paused = self._channel_row()["paused"]
         if self._is_paused:
             return 0
@@ -401,6 +404,7 @@ class LogMirror:
         if self._offset > self._moved_to:
             self._admin.seek(self._name, self._plan.channel, self._offset, forward=True, clamp=True)
             self._moved_to = self._offset
+            self._moved_s = time.monotonic()
 
 
 class Choice(NamedTuple):
