@@ -118,6 +118,30 @@ def test_two_mirrors_of_one_channel_store_nothing_twice(
     assert bodies(other.ipc, topic) == [b"%d" % i for i in range(40_010)]
 
 
+def test_a_mirror_that_was_stopped_for_long_stores_nothing_twice(
+    shared: Broker, other: Broker, topic: str, tmp_path: Path
+) -> None:
+    """It goes on with what it had read before another mirror took over (uReplicator#282)."""
+    line = (f"{topic}/m", f"{other.tcp}/{topic}", shared.ipc)
+    publish(shared.ipc, topic, 0, 1)
+    count = 1
+    with forwarding(*line, log=tmp_path / "a") as stopped:
+        for run in range(3):
+            wait_for(lambda: len(bodies(other.ipc, topic)) == count)  # noqa: B023
+            publish(shared.ipc, topic, count, count + 2000)
+            time.sleep(0.01 * run)
+            stopped.send_signal(signal.SIGSTOP)
+            publish(shared.ipc, topic, count + 2000, count + 4000)
+            count += 4000
+            forward(*line)
+            assert len(bodies(other.ipc, topic)) == count
+            stopped.send_signal(signal.SIGCONT)
+            publish(shared.ipc, topic, count, count + 10)
+            count += 10
+        wait_for(lambda: len(bodies(other.ipc, topic)) >= count)
+    assert bodies(other.ipc, topic) == [b"%d" % i for i in range(count)]
+
+
 def test_a_target_that_is_away_is_waited_for(shared: Broker, tmp_path: Path, topic: str) -> None:
     log = tmp_path / "log"
     with Broker(tmp_path / "away") as away:
