@@ -314,7 +314,7 @@ def oldest(url: str, topic: str) -> int:
 
 
 def test_a_topic_that_was_created_again_is_another_source(
-    shared: Broker, other: Broker, topic: str
+    shared: Broker, other: Broker, topic: str, tmp_path: Path
 ) -> None:
     """MirrorMaker went on at the old offset of a topic that was made anew (kafka#22248)."""
     publish(shared.ipc, topic, 0, 10)
@@ -324,6 +324,10 @@ def test_a_topic_that_was_created_again_is_another_source(
     publish(shared.ipc, topic, 10, 15)
     forward(f"{topic}/m", f"{other.tcp}/{topic}", shared.ipc)
     assert bodies(other.ipc, topic) == [b"%d" % i for i in range(15)]
+    with Broker(tmp_path / "new") as new:  # its offsets begin at 0
+        publish(new.ipc, topic, 15, 20)
+        forward(f"{topic}/m", f"{other.tcp}/{topic}", new.ipc)
+    assert bodies(other.ipc, topic) == [b"%d" % i for i in range(20)]
 
 
 def test_a_mirror_of_a_topic_to_itself_is_refused(shared: Broker, topic: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,22 @@ def test_a_file_that_somebody_replaces_takes_no_message_with_it(
     file.complete()
     [complete] = tmp_path.glob("*.log")
     assert complete.read_bytes() == b"two\n"
+
+
+def test_lines_are_synced_before_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    file = rolling(tmp_path)
+    file.append([b"one"])
+    assert synced[-1] == 4
+    file.append([b"two"])
+    assert synced[-1] == 8
+    file.complete()
