@@ -51,7 +51,7 @@ NAMES_MAX: Final = 1000  # attempts to find a name that no other process uses
 
 @dataclass(frozen=True)
 class FilePlan:
-    """What is written, and where.
+    """The lines to write, their source, and the directory.
 
     `lines`: "body" or "json". `roll_bytes`, `roll_s`: the size, as it is on disk, and the age at
     which a file is complete.
@@ -78,7 +78,7 @@ class FilePlan:
 
 @dataclass
 class FileReport:
-    """What a run has written. `files`: those that are complete, in their order."""
+    """The result of a run. `files`: those that are complete, in their order."""
 
     messages: int = 0
     files: list[Path] = field(default_factory=list)
@@ -102,10 +102,14 @@ def write_files(
         **plan.settings,
     )
     try:
-        consumer.subscribe(plan.timeout)
+        with stopping.interruptible():
+            consumer.subscribe(plan.timeout)
         with contextlib.closing(_Writer(plan, report, stopping, say)) as writer:
             _write(consumer, writer, plan, stopping, advance)
             consumer.flush(plan.timeout)
+    except KeyboardInterrupt:
+        if report.messages:
+            raise  # a second signal
     finally:
         consumer.close(plan.timeout)
     return report

@@ -73,6 +73,10 @@ class Stop(Protocol):
 
     def wait(self, timeout_s: float | None = None) -> bool: ...
 
+    def interruptible(self) -> contextlib.AbstractContextManager[None]:
+        """Let the signal also raise `KeyboardInterrupt` inside the context."""
+        ...
+
 
 @dataclass(frozen=True)
 class MirrorPlan:
@@ -95,7 +99,7 @@ class MirrorPlan:
 
 @dataclass
 class MirrorReport:
-    """What a run has done. `lost`: messages that could not be read. `rejected`: dead letters."""
+    """The result of a run. `lost`: messages that could not be read. `rejected`: dead letters."""
 
     messages: int = 0
     lost: int = 0
@@ -122,8 +126,6 @@ def mirror(
     report = MirrorReport()
     with contextlib.ExitStack() as stack:
         admin = stack.enter_context(Admin(plan.url, timeout=plan.timeout))
-        if not channel_exists(admin, plan.topic, plan.channel):
-            admin.create_channel(plan.topic, plan.channel, **plan.settings)
         logs: dict[str, LogMirror] = {}
 
         def find_logs() -> None:
@@ -132,10 +134,16 @@ def mirror(
                     log = LogMirror(plan, name, admin, report, say)
                     logs[name] = stack.enter_context(contextlib.closing(log))
 
-        find_logs()
-        for log in logs.values():
-            log.check_no_circle()
-            log.open()
+        try:
+            with stopping.interruptible():
+                if not channel_exists(admin, plan.topic, plan.channel):
+                    admin.create_channel(plan.topic, plan.channel, **plan.settings)
+                find_logs()
+                for log in logs.values():
+                    log.check_no_circle()
+                    log.open()
+        except KeyboardInterrupt:
+            return report  # nothing was copied
         looked_s = busy_s = time.monotonic()
         while not stopping.is_set():
             moved = sum([_step(log, stopping) for log in [*logs.values()]])

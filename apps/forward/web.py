@@ -56,7 +56,7 @@ TYPES: Final = {
 
 @dataclass(frozen=True)
 class WebPlan:
-    """What is sent, and how.
+    """The requests to send, and their source.
 
     `lines`: "body", "json" (one object), "lines" or "array" (objects of a batch). `retry_s`: how
     long one delivery tries again. `secret`: the key of the signature, or b"" for none.
@@ -82,7 +82,7 @@ class WebPlan:
 
 @dataclass
 class WebReport:
-    """What a run has done. `failed`: the deliveries that failed; these messages come again."""
+    """The result of a run. `failed`: the deliveries that failed. These messages come again."""
 
     messages: int = 0
     failed: int = 0
@@ -150,7 +150,8 @@ def forward_to_web(
 
     watcher = threading.Thread(target=watch, name="zsq forward", daemon=True)
     try:
-        consumer.subscribe(plan.timeout)
+        with stopping.interruptible():
+            consumer.subscribe(plan.timeout)
         watcher.start()
         consumer.run(
             sender.handle_batch if plan.batch else sender.handle,
@@ -160,6 +161,9 @@ def forward_to_web(
             batch=plan.batch or None,
             batch_wait=BATCH_WAIT_S,
         )
+    except KeyboardInterrupt:
+        if watcher.ident is not None:
+            raise  # a second signal
     finally:
         ended.set()
         consumer.close(plan.timeout)

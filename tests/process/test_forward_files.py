@@ -7,14 +7,13 @@ import json
 import resource
 import signal
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from support import zsq_command
 from support.broker import Broker, wait_for
-from support.forwarding import forward, forwarding, stored
+from support.forwarding import forward, forwarding, stored, wait_a_while
 from support.topic_names import topic_name_of
 
 import zsq
@@ -118,11 +117,11 @@ def test_a_killed_run_loses_nothing(
     try:
         for run in range(8):
             size = sum(path.stat().st_size for path in folder.glob("*"))
-            with forwarding(*to, log=folder.parent / "log"):
+            with forwarding(*to, log=folder.parent / "log") as process:
                 wait_for(
                     lambda: sum(path.stat().st_size for path in folder.glob("*")) > size + 2000  # noqa: B023
                 )
-                time.sleep(0.04 * run)  # the moment of the kill
+                wait_a_while(process, 0.04 * run)  # the moment of the kill
     finally:
         ended.set()
         feeder.join()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.broker import Broker, wait_for
-from support.forwarding import bodies, command, forward, forwarding, stored
+from support.forwarding import bodies, command, forward, forwarding, stored, wait_a_while
 from support.topic_names import topic_name_of
 
 import zsq
@@ -92,9 +91,9 @@ def test_a_killed_mirror_stores_nothing_twice(
         for run in range(8):
             before = len(bodies(other.ipc, topic))
             line = (f"{topic}/mirror", f"{other.tcp}/{topic}", shared.ipc)
-            with forwarding(*line, log=tmp_path / "log"):
+            with forwarding(*line, log=tmp_path / "log") as process:
                 wait_for(lambda: len(bodies(other.ipc, topic)) > before)  # noqa: B023
-                time.sleep(0.03 * run)  # the moment of the kill
+                wait_a_while(process, 0.03 * run)  # the moment of the kill
     finally:
         ended.set()
         feeder.join()
@@ -129,7 +128,7 @@ def test_a_mirror_that_was_stopped_for_long_stores_nothing_twice(
         for run in range(3):
             wait_for(lambda: len(bodies(other.ipc, topic)) == count)  # noqa: B023
             publish(shared.ipc, topic, count, count + 2000)
-            time.sleep(0.01 * run)
+            wait_a_while(stopped, 0.01 * run)
             stopped.send_signal(signal.SIGSTOP)
             publish(shared.ipc, topic, count + 2000, count + 4000)
             count += 4000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.broker import Broker, wait_for
 from support.cluster import Cluster, running
-from support.forwarding import bodies, forward, forwarding, stored
+from support.forwarding import bodies, forward, forwarding, stored, wait_a_while
 from support.topic_names import topic_name_of
 
 import zsq
@@ -90,9 +89,9 @@ def test_a_mirror_keeps_keys_in_their_parts_through_kills(
         keyed(shared.ipc, source, published, published + 3000)
         published += 3000
         before = count()
-        with forwarding(*line, log=tmp_path / "log"):
+        with forwarding(*line, log=tmp_path / "log") as process:
             wait_for(lambda: count() > before)  # noqa: B023
-            time.sleep(0.02 * run)
+            wait_a_while(process, 0.02 * run)
     forward(*line, idle="3s")
     parts = by_part(cluster.url, topic)
     found = sorted(int(message.body) for each in parts.values() for message in each)

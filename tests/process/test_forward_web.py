@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support import certificates
 from support.broker import Broker, free_port, wait_for
-from support.forwarding import forward, forwarding, stored
+from support.forwarding import forward, forwarding, stored, wait_a_while
 from support.hook_server import Hook, serving
 from support.topic_names import topic_name_of
 
@@ -226,9 +226,9 @@ def test_a_killed_run_loses_nothing(shared: Broker, topic: str, tmp_path: Path) 
         line = (f"{topic}/w", server.url(), shared.ipc, "--concurrency", "4")
         for run in range(5):
             before = len(server.hooks)
-            with forwarding(*line, log=tmp_path / "log"):
+            with forwarding(*line, log=tmp_path / "log") as process:
                 wait_for(lambda: len(server.hooks) > before + 50)  # noqa: B023
-                time.sleep(0.02 * run)
+                wait_a_while(process, 0.02 * run)
         forward(*line, idle="3s")
         assert {int(body) for body in server.taken} == set(range(count))
 

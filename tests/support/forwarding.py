@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -48,6 +49,13 @@ def forwarding(
     finally:
         process.kill()
         process.wait(20)
+
+
+def wait_a_while(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for the moment of a kill. The process must not end before."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+        raise AssertionError(f"it ended with exit code {process.returncode}")
 
 
 def stored(url: str, topic: str) -> list[zsq.StoredMessage]:

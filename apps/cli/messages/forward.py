@@ -31,7 +31,7 @@ FLAGS: Final = {"lines": "--format", "use_gzip": "--gzip", "headers": "--header"
 
 
 class ForwardTarget(NamedTuple):
-    """Where messages go: the kind of the target, its address, and the topic of a mirror."""
+    """The target of messages: its kind, its address, and the topic of a mirror."""
 
     kind: str
     address: str
