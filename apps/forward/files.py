@@ -40,7 +40,8 @@ from .mirror import REST_MAX_S, REST_S, Say, Stop
 PART: Final = ".part"
 ROLL_BYTES: Final = 256 * 1024 * 1024
 ROLL_S: Final = 3600.0
-READY: Final = 2500
+READY: Final = 10_000
+GATHER_COUNT: Final = READY // 2  # messages for one sync; meanwhile the broker sends the others
 GATHER_S: Final = 0.2  # seconds for which messages are gathered, so that they share one sync
 GATHER_BYTES: Final = 4 * 1024 * 1024
 TOUCH_S: Final = 10.0  # seconds between extensions of the leases while the disk refuses
@@ -138,14 +139,15 @@ def _write(
 def gather(consumer: Consumer, wait_s: float) -> list[Batch]:
     """Receive deliveries until the wait is over, or until there is enough for one sync."""
     batches: list[Batch] = []
-    size = 0
+    size = count = 0
     until_s = time.monotonic() + wait_s
-    while size < GATHER_BYTES and (left_s := until_s - time.monotonic()) > 0:
-        batch = consumer.receive_batch(left_s)
+    while size < GATHER_BYTES and count < GATHER_COUNT:
+        batch = consumer.receive_batch(max(0.0, until_s - time.monotonic()))
         if batch is None:
             break
         batches.append(batch)
         size += batch.block.length
+        count += len(batch)
     return batches
 
 
