@@ -49,6 +49,7 @@ from ...transport.errors import (
     E_DISK_FULL,
     E_FORBIDDEN,
     E_LIMIT,
+    E_SEQUENCE,
     E_UNSUPPORTED,
     CorruptBlock,
     NotFound,
@@ -498,6 +499,7 @@ class StageCommits:
         if self._queue.is_stopping or self._queue.waits(port, mail, message):
             return
         self._check_open()
+        self._check_after(message)
         stages = self.core.check_parts(transaction, message.parts)
         if message.dry_run:
             self._make_room(message.app)
@@ -512,6 +514,17 @@ class StageCommits:
             self._commit(port, mail, message, transaction, stages, None)
             return
         self._queue.add(PendingCommit(port, mail, message, transaction, stages, merge))
+
+    def _check_after(self, message: p.Commit) -> None:
+        """Refuse a commit that continues at another version than the app's last one."""
+        row = self._transactions.get(message.app)
+        last = -1 if row is None else row.version
+        if message.after not in (p.AFTER_ANY, last):
+            text = (
+                f"the last version of app {message.app!r} in this topic is {last}, not "
+                f"{message.after}: another writer has committed, or the topic is another one now"
+            )
+            raise Refused(E_SEQUENCE, text)
 
     def _is_reserved(self, port: Port, mail: Mail, message: p.Commit) -> bool:
         """Return False if the commit waits for offsets. It is then tried again."""

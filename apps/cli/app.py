@@ -164,6 +164,7 @@ SECTIONS: Final = {
     "Publish and consume": {
         "pub": CommandPlace("messages.publish:pub", "Publish a message, or each line of a file or of standard input."),
         "sub": CommandPlace("messages.consume:sub", "Write a channel's messages to standard output, and finish them."),
+        "forward": CommandPlace("messages.forward:forward", "Send a channel to another broker, to files, or to an HTTP server."),
         "tail": CommandPlace("messages.tail:tail", "Write a topic's messages from an offset or a time."),
         "delayed": CommandPlace("messages.delayed:delayed", "List, count or cancel delayed messages."),
         "schedule": CommandPlace("messages.schedule:schedule", "Publish a message at the times of a cron expression."),

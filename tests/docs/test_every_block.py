@@ -112,6 +112,20 @@ PAGES: Final = {
         first={"zsq topic show": CLICKS},
     ),
     "http.md": Page(),
+    "forward.md": Page(
+        put=(
+            ("zsq forward clicks/mirror", "broker-b:4153/clicks", "127.0.0.1:4153/copied"),
+            ("zsq forward clicks/archive", "/backup", "backup"),
+            ("zsq forward clicks", "https://example.org", "http://127.0.0.1:9"),
+            ("zsq forward clicks", "http://127.0.0.1:8000", "http://127.0.0.1:9"),
+            ("zsq forward clicks", "--to", "--start earliest --idle 2s 2>&1 --to"),
+        ),
+        first={"zsq forward clicks/mirror": CLICKS},
+        until={
+            "zsq forward clicks/hook": "trying again",
+            "zsq forward clicks/batches": "trying again",
+        },
+    ),
     "security.md": Page(
         serves_itself=True,
         put=(
@@ -233,6 +247,7 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("standby.md", "producers, consumers"): "a picture",
     ("standby.md", "# on both: the address of the store"): "it needs two machines and a store",
     ("standby.md", "[Service]"): "it needs systemd",
+    ("forward.md", "X-ZSQ-Signature:"): "a header",
     ("standby.md", "import time"): "it measures, and does not end",
     ("runbooks.md", ""): "they need two machines",
     (
@@ -389,7 +404,7 @@ def test_each_block_of_security_md_runs(visited: Visitor) -> None:
 
 @pytest.mark.parametrize(
     "visited",
-    [pytest.param(PAGES[name], id=name) for name in ("command-line.md", "http.md")],
+    [pytest.param(PAGES[name], id=name) for name in ("command-line.md", "forward.md", "http.md")],
     indirect=True,
 )
 def test_each_line_of_the_page_runs_or_has_a_reason(

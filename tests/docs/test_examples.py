@@ -33,10 +33,10 @@ def understood(words: list[str]) -> click.Context:
     return command.make_context(words[0], words[1:])
 
 
-def unit() -> configparser.ConfigParser:
+def unit(name: str = "zsq.service") -> configparser.ConfigParser:
     found = configparser.ConfigParser(strict=False, interpolation=None)
     found.optionxform = str  # type: ignore[assignment, method-assign]
-    found.read(EXAMPLES / "zsq.service")
+    found.read(EXAMPLES / name)
     return found
 
 
@@ -51,18 +51,27 @@ def test_the_unit_starts_what_there_is() -> None:
     assert int(service["WatchdogSec"]) >= 10
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+def test_the_unit_of_a_mirror_forwards() -> None:
+    service = unit("zsq-forward.service")["Service"]
+    words = shlex.split(service["ExecStart"])
+    assert words[0].endswith("/bin/zsq")
+    assert understood(words[1:]).params["source"] == "clicks/mirror"
+    assert service["Restart"] == "on-failure"
+
+
+@pytest.mark.parametrize("name", ["zsq.service", "zsq-forward.service"])
+def test_systemd_accepts_the_unit(tmp_path: Path, name: str) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("there is no systemd on this machine")
-    text = (EXAMPLES / "zsq.service").read_text().replace("/opt/zsq/bin/zsq", sys.executable)
-    (tmp_path / "zsq.service").write_text(text)
+    text = (EXAMPLES / name).read_text().replace("/opt/zsq/bin/zsq", sys.executable)
+    (tmp_path / name).write_text(text)
     ended = subprocess.run(
-        ["systemd-analyze", "verify", str(tmp_path / "zsq.service")],
+        ["systemd-analyze", "verify", str(tmp_path / name)],
         capture_output=True,
         text=True,
         check=False,
     )
-    said = [line for line in (ended.stdout + ended.stderr).splitlines() if "zsq.service" in line]
+    said = [line for line in (ended.stdout + ended.stderr).splitlines() if name in line]
     assert said == []
 
 

@@ -270,6 +270,8 @@ def test_commands_speak_to_the_broker(shared: Broker, other: str, tmp_path: Path
         ["keys", "server", str(tmp_path / "key")],
         ["keys", "client", str(tmp_path / "client"), "--server", str(tmp_path / "key.pub")],
         ["export", topic, "--to", str(tmp_path / "exported"), *at],
+        ["forward", f"{topic}/f", "--to", f"file:{tmp_path}/files", "--idle", "2s", *at],
+        ["forward", f"{topic}/m", "--to", f"{shared.tcp}/copy-{other}", "--idle", "2s", *at],
     ]
     said = answer_of(other, COMMANDS, json.dumps(lines))
     failed = [(line, one) for line, one in zip(lines, said, strict=True) if one[0] != 0]
@@ -284,6 +286,8 @@ def test_commands_speak_to_the_broker(shared: Broker, other: str, tmp_path: Path
     assert "schedule nightly is added" in out["schedule"]
     assert (tmp_path / "client").stat().st_mode & 0o777 == 0o600
     assert failed or any((tmp_path / "exported").rglob("*.parquet"))
+    assert said[-1][2].endswith(" messages forwarded\n")
+    assert said[-2][2].endswith(" files complete\n")
 
 
 def test_commands_of_a_broker_say_that_they_need_linux(other: str, tmp_path: Path) -> None:

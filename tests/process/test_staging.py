@@ -17,6 +17,7 @@ from support.topic_names import topic_name_of
 import zsq
 from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
+from zsq.transport.errors import E_SEQUENCE
 
 # A task that pushes and then hangs until it is killed.
 KILLED = """
@@ -59,6 +60,19 @@ def test_parts_become_messages_at_once_in_their_order(shared: Broker, url: str, 
         502,
     )
     assert row["message_bytes"] > parts[0][3] + parts[1][3]
+
+
+def test_a_commit_that_follows_another_version_is_refused(url: str, topic: str) -> None:
+    with StageCommitter(url, topic) as committer:
+        with pytest.raises(zsq.Refused, match=E_SEQUENCE):
+            committer.commit("app", 5, [], after=4)
+        assert not committer.commit("app", 5, [], after=-1)["repeated"]
+        with pytest.raises(zsq.Refused, match="is 5, not 4"):
+            committer.commit("app", 9, [], after=4)
+        assert committer.commit("app", 5, [], after=4)["repeated"], "it is committed already"
+        assert not committer.commit("app", 9, [], after=5)["repeated"]
+        assert not committer.commit("app", 10, [])["repeated"]
+        assert committer.version_of("app") == 10
 
 
 def test_a_commit_can_be_checked_before(url: str, topic: str) -> None:

@@ -19,6 +19,7 @@ from ..names import check_name, is_ephemeral
 from ..records import Record, record
 
 __all__ = [
+    "AFTER_ANY",
     "BACKOFF",
     "DEAD",
     "DEFAULT_URL",
@@ -646,6 +647,8 @@ TRANSACTION_KINDS: Final = ("app", "job")  # "app" is remembered permanently, "j
 # Versions in an `Abort` that only asks. No app gets so far, so nothing is dropped.
 VERSION_ON_DISK: Final = (1 << 63) - 1
 VERSION_ASKED: Final = VERSION_ON_DISK - 1
+# This value of `Commit.after` accepts any last version.
+AFTER_ANY: Final = -2
 
 StagePart = tuple[bytes, int, int, int, int]  # stage, blocks, messages, bytes (as blocks), checksum
 
@@ -782,8 +785,12 @@ class Commit(Wire):
     With `dry_run`, nothing is committed: the answer is Done if the commit would be carried out now,
     or was before, and otherwise the error. A transaction of several topics asks all of them first.
 
+    With `after`, the app's last version must be exactly this one (-1: the app has none), unless
+    the transaction is committed already. So of several writers that continue at the same version,
+    only one commits.
+
     E_NOT_FOUND: a part does not exist, or no longer exists. E_BAD_ARGUMENT: a part is not sealed,
-    or it differs from its description.
+    or it differs from its description. E_SEQUENCE: the app has another last version than `after`.
     """
 
     op: ClassVar[int] = 49
@@ -793,6 +800,7 @@ class Commit(Wire):
     kind: str
     parts: tuple[StagePart, ...]
     dry_run: bool = False
+    after: int = AFTER_ANY
 
 
 @record

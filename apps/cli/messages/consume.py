@@ -93,7 +93,7 @@ def sub(
             with stopping.interruptible():
                 with Admin(url, timeout=timeout) as admin:
                     for name in () if create else choice.names:
-                        channels = _channels_of(admin, name)
+                        channels = channels_of(admin, name, ", or use --create")
                         if channels is not None:
                             note_new(name, channel, channels)
                     if start is not None:
@@ -191,10 +191,10 @@ def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
         )
 
 
-def _channels_of(admin: Admin, topic: str) -> Sequence[str] | None:
+def channels_of(admin: Admin, topic: str, or_else: str = "") -> Sequence[str] | None:
     """Return the topic's channels, or None if a broker that has parts of the topic is away.
 
-    Raises `NotFound` with advice if there is no such topic.
+    Raises `NotFound` with advice if there is no such topic: to publish first, or `or_else`.
     """
     from ....transport.errors import E_NOT_FOUND, BrokerUnreachable, NotFound
 
@@ -206,7 +206,7 @@ def _channels_of(admin: Admin, topic: str) -> Sequence[str] | None:
             say(f"zsq: going on with the other parts: {error.text}", err=True)
             return None
     if channels is None:
-        text = f"topic {topic!r} does not exist: publish to it first, or use --create"
+        text = f"topic {topic!r} does not exist: publish to it first{or_else}"
         raise NotFound(E_NOT_FOUND, text)
     return channels
 

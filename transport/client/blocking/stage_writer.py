@@ -25,6 +25,7 @@ from ...wire.answers import Aborted, Committed
 from ...wire.codec import HeaderValue
 from ...wire.credentials import KeyFile
 from ...wire.protocol import (
+    AFTER_ANY,
     STAGE_PARTS_MAX,
     VERSION_ASKED,
     VERSION_ON_DISK,
@@ -248,7 +249,13 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
 
 
 def _commit(
-    app: str, version: int, parts: Sequence[StagePart | None], kind: str, *, dry_run: bool = False
+    app: str,
+    version: int,
+    parts: Sequence[StagePart | None],
+    kind: str,
+    *,
+    dry_run: bool = False,
+    after: int | None = None,
 ) -> Question:
     """Return the request. Raises `UsageError` if an argument is wrong."""
     check_transaction(app, version, kind)
@@ -261,7 +268,8 @@ def _commit(
                 "partitions"
             ),
         )
-    return Question(lambda number: Commit(number, app, version, kind, rows, dry_run))
+    last = AFTER_ANY if after is None else after
+    return Question(lambda number: Commit(number, app, version, kind, rows, dry_run, last))
 
 
 class StageCommitter(Asker):
@@ -289,17 +297,25 @@ class StageCommitter(Asker):
         )
 
     def commit(
-        self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app"
+        self,
+        app: str,
+        version: int,
+        parts: Sequence[StagePart | None],
+        kind: str = "app",
+        *,
+        after: int | None = None,
     ) -> Committed:
         """Add all `parts` to the topic, in this order, or none of them.
 
         Each None in `parts` (an empty partition) is left out. Returns {"first_offset", "messages",
         "repeated": True if this version, or a later one of the app, was committed before}. The
-        commit is durable when this returns. Raises `NotFound` if a part no longer exists (aborted,
+        commit is durable when this returns. With `after`, it raises `Refused` (E_SEQUENCE) if the
+        app's last version is another one (-1: none), so that two writers that continue at the same
+        version cannot both commit. Raises `NotFound` if a part no longer exists (aborted,
         or unused for too long). Raises `UsageError` if a part does not match its description, or
         if there are too many parts.
         """
-        answer: Committed = self._carry_out(ask(_commit(app, version, parts, kind)))
+        answer: Committed = self._carry_out(ask(_commit(app, version, parts, kind, after=after)))
         return answer
 
     def check(

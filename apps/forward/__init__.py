@@ -1,0 +1,1 @@
+"""Forwarding: a channel's messages to another broker, to files, or to an HTTP server."""
