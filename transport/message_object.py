@@ -43,8 +43,8 @@ class MessageContents(Protocol):
 class MessageObject(TypedDict, total=False):
     """A message as JSON.
 
-    Only deliveries have `attempts`, and only downloads and receives over HTTP have `id`. Receives
-    also have the `token` of the lease, and `part` in a topic with parts.
+    Only deliveries have `attempts`, and `part` in a topic with parts. Only downloads and receives
+    over HTTP have `id`. Receives also have the `token` of the lease.
 
     `only_channel` is the only channel that gets the message.
     """

@@ -475,6 +475,12 @@ class ClusterView:
         It is None if they know already, or need not know. Raises the error of the request.
         """
         part, row = part_of(message.topic), self._local.get(message.topic)
+        if part is not None and part[0] in self.joining:
+            # The directory would not learn of it, and producers would fail with each key of a part
+            # that it has as open.
+            if (conflict := self.conflicts.get(part[0])) is not None:
+                raise Refused(E_CLOSING, conflict)
+            raise self._joins(part[0])
         parted = self.directory.topics.get(part[0]) if part is not None else None
         if part is None or row is None or parted is None or row.part_of != parted.uuid:
             return None

@@ -69,7 +69,8 @@ def sub(
     """Write the messages of CHANNEL to standard output, one per line, and finish them.
 
     TOPIC may be several names with commas between them, or a pattern such as 'orders.*', which
-    follows all topics that match. --json shows the topic of each message.
+    follows all topics that match. --json shows the topic of each message, and its
+    part if the topic has parts.
 
     CHANNEL is created if it is missing, TOPIC only with --create. Without --start the first channel
     of a topic gets all messages that wait there, and a later channel those published from now on.
@@ -242,7 +243,10 @@ def objects_of(batch: Batch, wanted: int) -> list[bytes]:
             message.tag,
             message.headers,
         )
-        rows.append(json.dumps(as_object(stored) | {"attempts": message.attempts}).encode())
+        shown = as_object(stored) | {"attempts": message.attempts}
+        if message.part is not None:  # without it, the offset would not say which message it is
+            shown["part"] = message.part
+        rows.append(json.dumps(shown).encode())
     return rows
 
 

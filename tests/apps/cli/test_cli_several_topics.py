@@ -24,6 +24,22 @@ def test_sub_receives_from_several_topics_and_names_them(zsq: Zsq) -> None:
     assert sorted(found.stdout.splitlines()) == ["one", "two"]
 
 
+def test_sub_names_the_part_of_each_message(zsq: Zsq) -> None:
+    zsq("topic", "create", "parted", "--parts", "2")
+    lines = [json.dumps({"body": f"{key}", "key": f"{key}"}) for key in range(8)]
+    zsq("pub", "parted", "--json-lines", stdin="\n".join(lines) + "\n")
+    zsq("pub", "whole", stdin="one\n")
+    found = zsq("sub", "parted,whole", "list", "-n", "9", "--json")
+    rows = [json.loads(line) for line in found.stdout.splitlines()]
+    places = {(row["topic"], row.get("part"), row["offset"]) for row in rows}
+    assert len(places) == len(rows) == 9, "two messages of one place"
+    assert {part for topic, part, _ in places if topic == "parted"} == {0, 1}
+    assert ("whole", None, 0) in places
+    # What it writes can be published again.
+    again = zsq("pub", "copy", "--json-lines", stdin=found.stdout)
+    assert "9 messages stored" in again.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -806,6 +806,27 @@ def test_a_topic_that_cannot_join_is_kept_and_reported(alone: World) -> None:
     assert len(alone.carried) == 1
 
 
+@pytest.mark.parametrize("is_conflict", [False, True])
+def test_no_part_is_closed_or_opened_before_its_topic_is_in_the_directory(
+    alone: World, *, is_conflict: bool
+) -> None:
+    joined(alone)
+    alone.tell()
+    if is_conflict:
+        alone.add(TopicEntry(f"{9:032x}", "clicks", OTHER, (0, 0), {}))
+        alone.obey(Refused(E_EXISTS, "topic clicks exists"))
+        alone.tell()
+    for order in ("close", "open"):
+        alone.carried.clear()
+        alone.manage(order, "clicks#2")
+        assert alone.error() == E_CLOSING
+        assert not alone.carried, "the part would be closed, and the directory say that it is open"
+    if not is_conflict:
+        alone.obey()
+        alone.manage("close", "clicks#2")
+        assert isinstance(entry(alone.orders_sent[-1]), CloseEntry)
+
+
 def test_all_that_wait_are_answered_when_the_broker_stops(world: World) -> None:
     world.lookup("one")
     world.lookup("two")
