@@ -33,7 +33,7 @@ from ....transport.errors import (
     Refused,
     ZsqError,
 )
-from ....transport.names import is_ephemeral
+from ....transport.names import base_of, is_ephemeral
 from ....transport.wire import protocol as p
 from ....transport.wire.admin_requests import (
     AdminRequest,
@@ -122,7 +122,8 @@ def check_drained(requests: Requests, message: CheckDrainedRequest, group: Topic
     """
     if not to_publishers(group.row.closed):
         text = f"topic {group.name!r} is open to publishers"
-        raise Refused(E_NOT_EMPTY, f"{text}: close it first (zsq topic close {group.name})")
+        close = f"zsq topic close {base_of(group.name)}"  # all parts must be closed
+        raise Refused(E_NOT_EMPTY, f"{text}: close it first ({close})")
 
     def drained(end: int, unseal: Callable[[], None]) -> None:
         unseal()
