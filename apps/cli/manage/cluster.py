@@ -109,7 +109,8 @@ def _show(report: Report) -> None:
                 say(f"  {address}")
     for topic in report["topics"]:
         say("")
-        say(f"topic {topic['topic']}, {len(topic['parts'])} parts")
+        count = len(topic["parts"])
+        say(f"topic {topic['topic']}, {count} part{'s' * (count != 1)}")
         rows = [("part", "broker", "messages", "backlog", "lag", "state")]
         for part in topic["parts"]:
             counts = [_number(part["messages"]), _number(part["backlog"]), _lag(part["lag_s"])]

@@ -138,7 +138,7 @@ def topic_add_parts(topic: str, count: int, brokers: str | None, admin: Admin) -
     """
     numbers = _numbers(brokers)
     reply = admin.add_parts(topic, count, brokers=numbers)
-    say(f"topic {topic} has {reply['parts']} parts now")
+    say(f"topic {topic} has {reply['parts']} part{'s' * (reply['parts'] != 1)} now")
 
 
 @topic.command("move")

@@ -312,7 +312,8 @@ def pub(
                 raise KeyboardInterrupt
     finally:
         elapsed = max(time.monotonic() - start, 1e-9)
-        how = f"wait in {topic} until they are due" if delay else f"stored in {topic}"
+        waits = "waits" if stored == 1 else "wait"
+        how = f"{waits} in {topic} until due" if delay else f"stored in {topic}"
         if as_json:
             answer = {"topic": topic, "messages": stored, "seconds": round(elapsed, 3)}
             tell(answer | (_place(receipt) if receipt is not None and stored == 1 else {}))
