@@ -352,9 +352,11 @@ def _parted(data: dict[str, object]) -> LocalParts:
     directory.add(BrokerEntry("", "", ()))
     for row in topics:
         entry = entry_of_row(_object(row, "parted.topics"))
-        if not isinstance(entry, TopicEntry) or (objection := directory.objection(entry)):
-            why = objection.text if isinstance(entry, TopicEntry) and objection else f"{row!r:.80}"
-            raise _WrongError(f"parted.topics: not a topic with parts of one broker: {why}")
+        text = "parted.topics: not a topic with parts of one broker"
+        if not isinstance(entry, TopicEntry):
+            raise _WrongError(f"{text}: {row!r:.80}")
+        if (objection := directory.objection(entry)) is not None:
+            raise _WrongError(f"{text}: {objection.text}")
         directory.add(entry)
         entries.append(entry)
     return LocalParts(tuple(entries), tuple(_uuid(uuid, "parted.removed") for uuid in removed))

@@ -593,8 +593,9 @@ def find_message(id: str) -> Asking[list[str]]:
     part = part_in_id(id)
     whole = yield from ask_admin(OverviewRequest())
     found, starting = [], []
+    fields = whole.get("topic_fields", ())
     for name, (row, _) in sorted(whole["topics"].items()):
-        values = dict(zip(whole["topic_fields"], row, strict=True))
+        values = dict(zip(fields, row, strict=True))
         of_topic = part_of(name)
         fits = node == whole["broker"]["node"] if of_topic is None else of_topic[1] == part
         if fits and values["state"] in ("new", "starting"):
