@@ -232,12 +232,17 @@ def test_wrong_arguments_are_refused_before_a_message_is_taken(
 def failing_until(gathered: threading.Event, kind: str) -> Callable[[Any], Any]:
     """Return a handler that waits for this event and fails, and succeeds from then on."""
 
-    def work() -> None:
-        if not gathered.is_set():
+    def work(*, fails: bool) -> None:
+        if fails:
             assert gathered.wait(WAIT_S)
             raise ValueError("no")
 
-    return lambda batch: asyncio.to_thread(work) if kind == "asyncio" else work()
+    def handle(batch: Any) -> Any:
+        # Not decided in the thread, which may begin after the event.
+        fails = not gathered.is_set()
+        return asyncio.to_thread(work, fails=fails) if kind == "asyncio" else work(fails=fails)
+
+    return handle
 
 
 @pytest.mark.parametrize("space", ["real"], indirect=True)
