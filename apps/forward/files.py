@@ -269,6 +269,8 @@ class RollingFile:
         self._lock = contextlib.ExitStack()
         self._size = 0  # of what is on disk; the file may have torn bytes behind it
         self._opened_s = 0.0
+        self._names_of = ""  # the second of the last name, and how many names it has
+        self._names = 0
         self.on_complete: Callable[[Path], object] = lambda path: None
 
     def append(self, lines: Sequence[bytes]) -> None:
@@ -324,6 +326,9 @@ class RollingFile:
         self._file = None
         self._lock.close()  # Windows renames no file that is open
         path = self._path.with_suffix("")
+        if not self._size:  # its first write has failed; an empty file is no file of gzip
+            self._path.unlink(missing_ok=True)
+            return
         with contextlib.suppress(FileNotFoundError):  # another process took it for one left behind
             os.replace(self._path, path)
         sync_folder(self._folder)
@@ -333,13 +338,18 @@ class RollingFile:
         now_s = self._clock()
         at = f"{datetime.fromtimestamp(now_s, UTC):%Y%m%dT%H%M%S}"
         host = "".join(c if c.isalnum() or c in "-_" else "-" for c in node_name())
-        for number in range(NAMES_MAX):
+        if at != self._names_of:
+            self._names_of, self._names = at, 0
+        for number in range(self._names, self._names + NAMES_MAX):
             name = f"{self._log}.{at}Z-{host}-{os.getpid()}-{number}{self._suffix}"
             path = self._folder / (name + PART)
-            if (self._folder / name).exists() or path.exists():
+            if path.exists() or (self._folder / name).exists():  # in the order of its life
                 continue
             with contextlib.suppress(InUse):
                 self._lock.enter_context(locked(path))
+                # A complete file may have been moved away. Its name is not used again, because the
+                # next one would replace it there.
+                self._names = number + 1
                 break
         else:
             raise FileExistsError(f"no name is free in {self._folder}")

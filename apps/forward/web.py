@@ -419,8 +419,7 @@ class _Answer(http.client.HTTPResponse):
 
     def __init__(self, sock: socket.socket, *more: Any, **options: Any) -> None:
         super().__init__(sock, *more, **options)
-        raw = cast("io.BufferedReader", self.fp).detach()
-        self.fp = io.BufferedReader(_Timely(sock, raw))
+        self.fp = io.BufferedReader(_Timely(sock, self.fp.detach()))
 
     def begin(self) -> None:
         super().begin()

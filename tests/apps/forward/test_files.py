@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,42 @@ def test_two_files_of_one_second_have_different_names(tmp_path: Path) -> None:
     first.complete()
     second.complete()
     assert len(list(tmp_path.glob("*.log"))) == 3
+
+
+def test_a_name_is_not_used_again_when_its_file_was_moved_away(tmp_path: Path) -> None:
+    """Otherwise a script that moves complete files would replace one by another."""
+    file, names = rolling(tmp_path), []
+    for _ in range(3):
+        file.append([b"1"])
+        file.complete()
+        [path] = tmp_path.iterdir()
+        names.append(path.name)
+        path.unlink()
+    assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize("is_gzip", [False, True])
+def test_a_file_whose_first_write_failed_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gzip: bool
+) -> None:
+    """An empty file would be no file of gzip."""
+    fsync = os.fsync
+
+    def full(descriptor: int) -> None:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    file = rolling(tmp_path, is_gzip=is_gzip)
+    with pytest.raises(OSError, match="No space"):
+        file.append([b"one"])
+    monkeypatch.setattr(os, "fsync", fsync)
+    completed: list[Path] = []
+    file.on_complete = completed.append
+    file.complete()
+    assert completed == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_gzip_file_is_one_file_for_every_reader(tmp_path: Path) -> None:
