@@ -42,6 +42,8 @@ ROLL_BYTES: Final = 256 * 1024 * 1024
 ROLL_S: Final = 3600.0
 READY: Final = 2500
 GATHER_S: Final = 0.2  # seconds for which messages are gathered, so that they share one sync
+GATHER_GAP_S: Final = 0.02  # seconds without a message after which no more are waited for
+GATHER_COUNT: Final = READY // 2  # the channel sends the other half while these are written
 GATHER_BYTES: Final = 4 * 1024 * 1024
 TOUCH_S: Final = 10.0  # seconds between extensions of the leases while the disk refuses
 READ_BYTES: Final = 1024 * 1024
@@ -136,16 +138,24 @@ def _write(
 
 
 def gather(consumer: Consumer, wait_s: float) -> list[Batch]:
-    """Receive deliveries until the wait is over, or until there is enough for one sync."""
+    """Receive deliveries until the wait is over, or until there is enough for one sync.
+
+    It does not wait for what cannot come: a channel sends no more than `READY` messages before some
+    are finished, and one that is ordered only one of each key.
+    """
     batches: list[Batch] = []
-    size = 0
+    count = size = 0
     until_s = time.monotonic() + wait_s
-    while size < GATHER_BYTES and (left_s := until_s - time.monotonic()) > 0:
-        batch = consumer.receive_batch(left_s)
+    while size < GATHER_BYTES and count < GATHER_COUNT:
+        left_s = until_s - time.monotonic()
+        batch = consumer.receive_batch(min(left_s, GATHER_GAP_S) if batches else left_s)
         if batch is None:
             break
         batches.append(batch)
+        count += len(batch)
         size += batch.block.length
+        if left_s <= 0:
+            break
     return batches
 
 

@@ -7,10 +7,11 @@ import gzip
 import os
 import stat
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from zsq.apps.forward.files import RollingFile, complete_size, recover
+from zsq.apps.forward.files import READY, RollingFile, complete_size, gather, recover
 
 
 def rolling(folder: Path, *, is_gzip: bool = False, now_s: float = 1.8e9) -> RollingFile:
@@ -153,3 +154,39 @@ def test_lines_are_synced_before_append_returns(
     file.append([b"two"])
     assert synced[-1] == 8
     file.complete()
+
+
+class Sent:
+    """A consumer with deliveries of these sizes, which notes how long it was waited for more."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self.waits: list[float] = []
+
+    def receive_batch(self, timeout: float) -> object:
+        if not self.sizes:
+            self.waits.append(timeout)
+            return None
+        return Delivered(self.sizes.pop(0))
+
+
+class Delivered:
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.block = self
+        self.length = 100 * count
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def test_files_do_not_wait_for_what_a_channel_cannot_send() -> None:
+    """They wrote 12,000 messages in a second, and one of each key in 0.2 s from an ordered channel:
+    it sends no more before these are finished.
+    """
+    half = Sent([READY // 2, 1])
+    assert len(gather(cast("Any", half), 0.2)) == 1
+    assert half.sizes == [1]
+    ordered = Sent([1])
+    assert len(gather(cast("Any", ordered), 0.2)) == 1
+    assert max(ordered.waits) <= 0.05
