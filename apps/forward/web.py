@@ -431,7 +431,7 @@ class _Answer(http.client.HTTPResponse):
 
 
 class _Timely(io.RawIOBase):
-    """What a socket receives until its time-out is over, counted from now."""
+    """The bytes that a socket receives until its time-out is over, counted from now."""
 
     def __init__(self, sock: socket.socket, raw: io.RawIOBase) -> None:
         self._sock = sock
