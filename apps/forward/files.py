@@ -41,8 +41,9 @@ PART: Final = ".part"
 ROLL_BYTES: Final = 256 * 1024 * 1024
 ROLL_S: Final = 3600.0
 READY: Final = 10_000
-GATHER_COUNT: Final = READY // 2  # messages for one sync; meanwhile the broker sends the others
 GATHER_S: Final = 0.2  # seconds for which messages are gathered, so that they share one sync
+GATHER_GAP_S: Final = 0.02  # seconds without a message after which no more are waited for
+GATHER_COUNT: Final = READY // 2  # the channel sends the other half while these are written
 GATHER_BYTES: Final = 4 * 1024 * 1024
 TOUCH_S: Final = 10.0  # seconds between extensions of the leases while the disk refuses
 READ_BYTES: Final = 1024 * 1024
@@ -137,17 +138,24 @@ def _write(
 
 
 def gather(consumer: Consumer, wait_s: float) -> list[Batch]:
-    """Receive deliveries until the wait is over, or until there is enough for one sync."""
+    """Receive deliveries until the wait is over, or until there is enough for one sync.
+
+    It does not wait for what cannot come: a channel sends no more than `READY` messages before some
+    are finished, and one that is ordered only one of each key.
+    """
     batches: list[Batch] = []
-    size = count = 0
+    count = size = 0
     until_s = time.monotonic() + wait_s
     while size < GATHER_BYTES and count < GATHER_COUNT:
-        batch = consumer.receive_batch(max(0.0, until_s - time.monotonic()))
+        left_s = until_s - time.monotonic()
+        batch = consumer.receive_batch(min(left_s, GATHER_GAP_S) if batches else left_s)
         if batch is None:
             break
         batches.append(batch)
-        size += batch.block.length
         count += len(batch)
+        size += batch.block.length
+        if left_s <= 0:
+            break
     return batches
 
 
@@ -271,6 +279,8 @@ class RollingFile:
         self._lock = contextlib.ExitStack()
         self._size = 0  # of what is on disk; the file may have torn bytes behind it
         self._opened_s = 0.0
+        self._names_of = ""  # the second of the last name, and how many names it has
+        self._names = 0
         self.on_complete: Callable[[Path], object] = lambda path: None
 
     def append(self, lines: Sequence[bytes]) -> None:
@@ -326,6 +336,9 @@ class RollingFile:
         self._file = None
         self._lock.close()  # Windows renames no file that is open
         path = self._path.with_suffix("")
+        if not self._size:  # its first write has failed; an empty file is no file of gzip
+            self._path.unlink(missing_ok=True)
+            return
         with contextlib.suppress(FileNotFoundError):  # another process took it for one left behind
             os.replace(self._path, path)
         sync_folder(self._folder)
@@ -335,13 +348,18 @@ class RollingFile:
         now_s = self._clock()
         at = f"{datetime.fromtimestamp(now_s, UTC):%Y%m%dT%H%M%S}"
         host = "".join(c if c.isalnum() or c in "-_" else "-" for c in node_name())
-        for number in range(NAMES_MAX):
+        if at != self._names_of:
+            self._names_of, self._names = at, 0
+        for number in range(self._names, self._names + NAMES_MAX):
             name = f"{self._log}.{at}Z-{host}-{os.getpid()}-{number}{self._suffix}"
             path = self._folder / (name + PART)
-            if (self._folder / name).exists() or path.exists():
+            if path.exists() or (self._folder / name).exists():  # in the order of its life
                 continue
             with contextlib.suppress(InUse):
                 self._lock.enter_context(locked(path))
+                # A complete file may have been moved away. Its name is not used again, because the
+                # next one would replace it there.
+                self._names = number + 1
                 break
         else:
             raise FileExistsError(f"no name is free in {self._folder}")

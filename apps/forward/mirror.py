@@ -250,6 +250,12 @@ class LogMirror:
         plan = self._plan
         self._uuid = self._reader.uuid()
         row = self._channel_row()
+        if row["settings"]["priorities"]:
+            text = (
+                f"channel {self._name}/{plan.channel} has priorities, and a mirror keeps the order "
+                "of the topic; use a channel without them"
+            )
+            raise UsageError(E_BAD_ARGUMENT, text)
         self._tags = frozenset(tag.encode() for tag in split_tags(row["settings"]["tags"] or ""))
         begin = self._first_unfinished(row["next_offset"])
         self._offset = self._target.open(app_of(self._uuid, plan.channel), begin)
@@ -355,7 +361,8 @@ class LogMirror:
         states = {peeked.state for peeked in peek.messages if peeked.offset == offset}
         if "dying" not in states:
             if not states:
-                return  # it was rejected before the process was killed
+                self._note_absent(offset, error)
+                return
             dead = self._channel_row()["dead_letter_count"]
             with Consumer(name, plan.channel, url=plan.url, ready=1) as consumer:
                 message = consumer.receive(ATTEMPT_S)
@@ -369,6 +376,18 @@ class LogMirror:
             self._wait_for_dead_letter(self._channel_row()["dead_letter_count"])
         self._report.rejected += 1
         self._say(f"{name}: message {offset} is now a dead letter: {error.text}")
+
+    def _note_absent(self, offset: int, error: ZsqError) -> None:
+        """Tell of a message that the channel has no more, so that it can make no dead letter.
+
+        It was rejected before the process was killed, or the channel has skipped it for its age.
+        """
+        text = f"{self._name}: message {offset} was left out: {error.text}"
+        if not self._channel_row()["settings"]["max_age_s"]:
+            self._say(f"{text}. The channel has finished it, or made a dead letter before")
+            return
+        self._report.lost += 1
+        self._say(f"{text}. The channel has skipped it because of its max_age")
 
     def _wait_for_dead_letter(self, count: int) -> None:
         """Wait until the channel has stored one more dead letter than `count`."""

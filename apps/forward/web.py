@@ -15,15 +15,17 @@ import contextlib
 import hashlib
 import hmac
 import http.client
+import io
 import json
 import random
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import SplitResult, urlsplit
 
 from ...transport.client.blocking.client import Consumer, Message
@@ -186,6 +188,8 @@ class _Sender:
     ) -> None:
         self._plan = plan
         self._parts = parts
+        # A query may hold a token. So it is not in messages, which end up in logs and dead letters.
+        self._shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._stopping = stopping
         self._report = report
@@ -225,8 +229,7 @@ class _Sender:
             except ServerRefused as error:
                 if not error.delay_s:
                     raise
-                self.note_error(message, error)
-                message.requeue(min(error.delay_s, REQUEUE_MAX_S), error=error)
+                self._requeue([message], error)
             except _Stopped:
                 give_back([message])
 
@@ -235,9 +238,12 @@ class _Sender:
             try:
                 self._send(list(batch))
             except ServerRefused as error:
-                if not error.is_final or len(batch) == 1:
+                if error.delay_s:
+                    self._requeue(batch, error)
+                elif error.is_final and len(batch) > 1:
+                    self._send_one_by_one(batch, error)
+                else:
                     raise
-                self._send_one_by_one(batch, error)
             except _Stopped:
                 give_back(batch)
 
@@ -256,7 +262,16 @@ class _Sender:
                     give_back(batch[number:])
                     return
             failures += 1
-            batch.fail(message, error)
+            if error.delay_s:
+                self._requeue([message], error)
+            else:
+                batch.fail(message, error)
+
+    def _requeue(self, messages: Sequence[Message], error: ServerRefused) -> None:
+        """Give messages back for as long as the server asked for."""
+        for message in messages:
+            self.note_error(message, error)
+            message.requeue(min(error.delay_s, REQUEUE_MAX_S), error=error)
 
     def note_error(self, message: object, error: BaseException) -> None:
         """Count a delivery that failed, and tell why, once for each reason."""
@@ -331,7 +346,8 @@ class _Sender:
                 headers |= header_of("X-ZSQ-Key", first.key)
             if first.tag is not None:
                 headers |= header_of("X-ZSQ-Tag", first.tag.encode())
-        return headers | dict(plan.headers)
+        given = {name.lower() for name in plan.headers}  # the case of a name means nothing
+        return {k: v for k, v in headers.items() if k.lower() not in given} | dict(plan.headers)
 
     def _connection(self) -> http.client.HTTPConnection:
         parts = self._parts
@@ -344,6 +360,7 @@ class _Sender:
                 )
             else:
                 connection = http.client.HTTPConnection(host, port, timeout=seconds)
+            connection.response_class = _Answer
             self._connections.one = connection
         return connection
 
@@ -355,16 +372,16 @@ class _Sender:
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as error:
             connection.close()
             if not is_kept:
-                raise ServerRefused(f"{self._plan.to}: {error or type(error).__name__}") from None
+                raise ServerRefused(f"{self._shown}: {text_of(error)}") from None
             # The server has closed a connection that it had kept. This is no failure yet.
             self._post(body, headers)
             return
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise ServerRefused(f"{self._plan.to}: {error or type(error).__name__}") from None
+            raise ServerRefused(f"{self._shown}: {text_of(error)}") from None
         if 200 <= status < 300:
             return
-        text = f"{self._plan.to} answered {status} {reason}"
+        text = f"{self._shown} answered {status} {reason}"
         raise ServerRefused(
             text[:TEXT_MAX],
             is_final=status < 500 and status not in PASSING,
@@ -375,6 +392,8 @@ class _Sender:
         self, connection: http.client.HTTPConnection, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, str, str | None]:
         try:
+            if connection.sock is not None:
+                connection.sock.settimeout(self._plan.answer_s)  # the last answer has used some
             connection.request("POST", self._path, body, dict(headers))
             answer = connection.getresponse()
             if len(answer.read(ANSWER_BYTES_MAX)) >= ANSWER_BYTES_MAX or answer.will_close:
@@ -385,6 +404,60 @@ class _Sender:
         except BaseException:
             connection.close()
             raise
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer that must be complete within the time-out of its socket.
+
+    A time-out of a socket is for each of its reads, so a server that sends a byte from time to time
+    would keep the command for ever.
+
+    Interim answers, such as 103, are skipped. `http.client` does so only with 100. It takes others
+    for the answer, and then the real one for the answer to the next request, so that a message
+    would be finished by the answer to another one.
+    """
+
+    def __init__(self, sock: socket.socket, *more: Any, **options: Any) -> None:
+        super().__init__(sock, *more, **options)
+        self.fp = io.BufferedReader(_Timely(sock, self.fp.detach()))
+
+    def begin(self) -> None:
+        super().begin()
+        while self.status < 200:
+            if self.status == http.HTTPStatus.SWITCHING_PROTOCOLS:
+                raise http.client.HTTPException("it has changed the protocol, which was not asked")
+            self.headers = self.msg = cast("Any", None)
+            super().begin()
+
+
+class _Timely(io.RawIOBase):
+    """The bytes that a socket receives until its time-out is over, counted from now."""
+
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase) -> None:
+        self._sock = sock
+        self._raw = raw
+        seconds = sock.gettimeout()
+        self._until_s = float("inf") if seconds is None else time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        if left_s < float("inf"):
+            self._sock.settimeout(left_s)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error in one line. Pure."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def give_back(messages: Iterable[Message]) -> None:

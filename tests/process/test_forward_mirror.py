@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,6 +180,32 @@ def test_a_message_that_the_target_refuses_becomes_a_dead_letter(
     assert [message.body[:1] for message in dead] == [b"1", b"4"]
     assert "is over the limit of 10000 bytes" in str(dead[0].headers["zsq-dead-error"])
     assert channel_row(shared.ipc, topic, "m")["depth"] == 0
+
+
+def test_a_refused_message_that_is_too_old_for_the_channel_is_reported(
+    shared: Broker, other: Broker, topic: str
+) -> None:
+    """The channel skips it for its age, so it cannot be made a dead letter."""
+    with zsq.Producer(shared.ipc) as producer:
+        producer.publish_many(topic, [b"0", b"1" * 20_000, b"2"])
+    published_s = time.monotonic()
+    wait_for(lambda: time.monotonic() - published_s > 1.1)
+    options = ("--max-age", "1s")
+    said = forward(f"{topic}/m", f"{other.tcp}/{topic}", shared.ipc, *options, code=4)
+    assert "message 1 was left out: message of 20000 bytes is over the limit" in said
+    assert bodies(other.ipc, topic) == [b"0", b"2"]
+
+
+def test_a_channel_with_priorities_is_refused(shared: Broker, other: Broker, topic: str) -> None:
+    """Its next message is not that of the mirror, which would wait for ever to reject one."""
+    publish(shared.ipc, topic, 0, 1)
+    target = f"{other.tcp}/{topic}"
+    said = forward(f"{topic}/m", target, shared.ipc, "--priorities", "3", code=2)
+    assert "--priorities has no meaning for this target" in said
+    with zsq.Admin(shared.ipc) as admin:
+        admin.create_channel(topic, "m", priorities=3)
+    said = forward(f"{topic}/m", target, shared.ipc, code=2)
+    assert "has priorities" in said
 
 
 def test_tags_and_addresses_choose_messages(shared: Broker, other: Broker, topic: str) -> None:

@@ -9,13 +9,14 @@ import ssl
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import certificates
 from support.broker import Broker, free_port, wait_for
 from support.forwarding import forward, forwarding, stored, wait_a_while
-from support.hook_server import Hook, serving
+from support.hook_server import Answer, Hook, serving
 from support.topic_names import topic_name_of
 
 import zsq
@@ -160,18 +161,21 @@ def test_retry_after_is_honoured(shared: Broker, topic: str) -> None:
     assert times[1] - times[0] >= 2
 
 
+@pytest.mark.parametrize("more", [(), ("--batch", "5")], ids=["single", "batch"])
 def test_a_long_retry_after_requeues_the_message(
-    shared: Broker, topic: str, tmp_path: Path
+    shared: Broker, topic: str, more: tuple[str, ...]
 ) -> None:
     """The channel keeps it for this time, and no process needs to wait."""
-    publish(shared.ipc, topic, 0, 1)
+    publish(shared.ipc, topic, 0, 2 if more else 1)
     with serving() as server:
         server.answer = lambda hook: (503, {"Retry-After": "1000"})
-        forward(f"{topic}/w", server.url(), shared.ipc, "--retry-for", "1s", idle="2s")
+        forward(f"{topic}/w", server.url(), shared.ipc, "--retry-for", "1s", *more, idle="2s")
     with zsq.Admin(shared.ipc) as admin:
-        [peeked] = admin.peek(topic, "w").messages
-    assert peeked.state == "deferred"
-    assert 900e9 < peeked.due_ns - time.time_ns() < 1001e9
+        found = admin.peek(topic, "w").messages
+    assert len(found) == (2 if more else 1)
+    for peeked in found:
+        assert peeked.state == "deferred"
+        assert 900e9 < peeked.due_ns - time.time_ns() < 1001e9
 
 
 def test_redirects_are_not_followed(shared: Broker, topic: str) -> None:
@@ -214,6 +218,67 @@ def test_an_answer_that_does_not_come_is_a_time_out(shared: Broker, topic: str) 
         forward(f"{topic}/w", server.url(), shared.ipc, "--answer-timeout", "0.5s", idle="2s")
         ended.set()
         assert server.taken == [b"0", b"0"]
+
+
+@pytest.mark.parametrize("piece", [b"x", b"\r\n\r\nHTTP/1.1 100 Continue"], ids=["header", "100"])
+def test_an_answer_that_never_ends_is_a_time_out(shared: Broker, topic: str, piece: bytes) -> None:
+    """The server sends a little from time to time, so no single read times out."""
+    publish(shared.ipc, topic, 0, 1)
+    ended = threading.Event()
+
+    def answer(hook: Hook) -> Answer:
+        return slowly() if len(server.hooks) == 1 else 200
+
+    def slowly() -> Iterator[bytes]:
+        yield b"HTTP/1.1 100 Continue"
+        while not ended.wait(0.1):
+            yield piece
+
+    with serving() as server:
+        server.answer = answer
+        forward(f"{topic}/w", server.url(), shared.ipc, "--answer-timeout", "1s", idle="3s")
+        ended.set()
+        assert server.taken == [b"0", b"0"]
+
+
+def test_an_interim_answer_is_not_the_answer(shared: Broker, topic: str) -> None:
+    """Otherwise the answer to a message would be taken for that to the next one."""
+    publish(shared.ipc, topic, 0, 3)
+
+    def answer(hook: Hook) -> Answer:
+        if hook.body == b"0":
+            hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+            return iter([hints, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
+        return 503 if server.taken.count(b"1") == 1 and hook.body == b"1" else 200
+
+    with serving() as server:
+        server.answer = answer
+        said = forward(f"{topic}/w", server.url(), shared.ipc, idle="3s")
+        assert server.taken == [b"0", b"1", b"1", b"2"]
+    assert "3 messages forwarded" in said
+    assert "failed" not in said
+
+
+def test_a_query_is_not_shown(shared: Broker, topic: str) -> None:
+    publish(shared.ipc, topic, 0, 1)
+    with serving() as server:
+        server.answer = lambda hook: 404
+        said = forward(
+            f"{topic}/w", server.url("/a?token=secret"), shared.ipc, "--max-attempts", "1"
+        )
+    [dead] = stored(shared.ipc, f"{topic}.w.dead")
+    assert f"{server.url('/a')} answered 404" in said
+    assert "secret" not in said
+    assert "secret" not in repr(dead.headers)
+
+
+def test_a_given_header_replaces_the_default(shared: Broker, topic: str) -> None:
+    publish(shared.ipc, topic, 0, 1)
+    with serving() as server:
+        forward(f"{topic}/w", server.url(), shared.ipc, "--header", "content-type=application/xml")
+        names = {name.lower(): value for name, value in server.hooks[0].headers.items()}
+        assert len(names) == len(server.hooks[0].headers)
+        assert names["content-type"] == "application/xml"
 
 
 def test_a_killed_run_loses_nothing(shared: Broker, topic: str, tmp_path: Path) -> None:

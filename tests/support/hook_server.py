@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -18,12 +19,17 @@ class Hook(NamedTuple):
     body: bytes
 
 
+Answer = int | tuple[int, dict[str, str]] | Iterator[bytes]
+
+
 class HookServer:
-    """`answer` returns the status of the answer to a request, or the status and headers."""
+    """`answer` returns the status of the answer to a request, the status and headers, or the
+    pieces of an answer, which are sent as they are.
+    """
 
     def __init__(self) -> None:
         self.hooks: list[Hook] = []
-        self.answer: Callable[[Hook], int | tuple[int, dict[str, str]]] = lambda hook: 200
+        self.answer: Callable[[Hook], Answer] = lambda hook: 200
         self.port = 0
         self.lock = threading.Lock()
 
@@ -48,6 +54,11 @@ def serving(context: ssl.SSLContext | None = None, port: int = 0) -> Iterator[Ho
             with made.lock:
                 made.hooks.append(hook)
             answer = made.answer(hook)
+            if isinstance(answer, Iterator):
+                with contextlib.suppress(ConnectionError):  # the client has not waited
+                    for piece in answer:
+                        self.wfile.write(piece)
+                return
             status, headers = (answer, {}) if isinstance(answer, int) else answer
             if status == 0:  # the connection ends without an answer
                 self.close_connection = True

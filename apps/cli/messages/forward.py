@@ -226,6 +226,8 @@ def _mirror(target: ForwardTarget, common: Any, options: Any, stopping: Stopping
     from ..progress import bar
 
     check_name(target.topic)
+    if common["settings"].get("priorities"):
+        raise UsageError(E_BAD_ARGUMENT, "--priorities has no meaning for this target")
     plan = MirrorPlan(
         to_url=target.address,
         to_topic=target.topic,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import stat
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from zsq.apps.forward.files import RollingFile, complete_size, recover
+from zsq.apps.forward.files import READY, RollingFile, complete_size, gather, recover
 
 
 def rolling(folder: Path, *, is_gzip: bool = False, now_s: float = 1.8e9) -> RollingFile:
@@ -70,6 +73,42 @@ def test_two_files_of_one_second_have_different_names(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.log"))) == 3
 
 
+def test_a_name_is_not_used_again_when_its_file_was_moved_away(tmp_path: Path) -> None:
+    """Otherwise a script that moves complete files would replace one by another."""
+    file, names = rolling(tmp_path), []
+    for _ in range(3):
+        file.append([b"1"])
+        file.complete()
+        [path] = tmp_path.iterdir()
+        names.append(path.name)
+        path.unlink()
+    assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize("is_gzip", [False, True])
+def test_a_file_whose_first_write_failed_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gzip: bool
+) -> None:
+    """An empty file would be no file of gzip."""
+    fsync = os.fsync
+
+    def full(descriptor: int) -> None:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    file = rolling(tmp_path, is_gzip=is_gzip)
+    with pytest.raises(OSError, match="No space"):
+        file.append([b"one"])
+    monkeypatch.setattr(os, "fsync", fsync)
+    completed: list[Path] = []
+    file.on_complete = completed.append
+    file.complete()
+    assert completed == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_gzip_file_is_one_file_for_every_reader(tmp_path: Path) -> None:
     file = rolling(tmp_path, is_gzip=True)
     file.append([b"one"])
@@ -115,3 +154,39 @@ def test_lines_are_synced_before_append_returns(
     file.append([b"two"])
     assert synced[-1] == 8
     file.complete()
+
+
+class Sent:
+    """A consumer with deliveries of these sizes, which notes how long it was waited for more."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self.waits: list[float] = []
+
+    def receive_batch(self, timeout: float) -> object:
+        if not self.sizes:
+            self.waits.append(timeout)
+            return None
+        return Delivered(self.sizes.pop(0))
+
+
+class Delivered:
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.block = self
+        self.length = 100 * count
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def test_files_do_not_wait_for_what_a_channel_cannot_send() -> None:
+    """They wrote 12,000 messages in a second, and one of each key in 0.2 s from an ordered channel:
+    it sends no more before these are finished.
+    """
+    half = Sent([READY // 2, 1])
+    assert len(gather(cast("Any", half), 0.2)) == 1
+    assert half.sizes == [1]
+    ordered = Sent([1])
+    assert len(gather(cast("Any", ordered), 0.2)) == 1
+    assert max(ordered.waits) <= 0.05
