@@ -42,7 +42,7 @@ from ...transport.errors import (
     UsageError,
     ZsqError,
 )
-from ...transport.names import part_name
+from ...transport.names import base_of, part_name
 from ...transport.settings import split_tags
 from ...transport.whole_topic import whole_topic
 from ...transport.wire.codec import CHANNEL_HEADER, pack_headers, unpack_headers
@@ -183,6 +183,15 @@ def _step(log: LogMirror, stopping: Stop) -> int:
         return 0
 
 
+def uuid_of(topic: str, url: str, key_file: str | None, timeout: float) -> str:
+    """Return the uuid of a topic, with or without parts."""
+    try:
+        with Reader(topic, url=url, key_file=key_file, timeout=timeout) as reader:
+            return reader.uuid()
+    except HasParts as error:
+        return error.spread.uuid
+
+
 class _SmallerStep(Exception):
     """The target refused one of several messages. The next transactions have fewer."""
 
@@ -235,14 +244,11 @@ class LogMirror:
     def check_no_circle(self) -> None:
         """Raise `UsageError` if the target is this topic, under whatever address."""
         plan = self._plan
-        with (
-            contextlib.suppress(NotFound, HasParts, Refused),  # or the target may not be read
-            Reader(
-                plan.to_topic, url=plan.to_url, key_file=plan.to_key_file, timeout=plan.timeout
-            ) as reader,
-        ):
-            if reader.uuid() == self._reader.uuid():
-                text = f"the target is topic {self._name} itself, so the mirror would never end"
+        with contextlib.suppress(NotFound, Refused):  # or the target may not be read
+            target = uuid_of(plan.to_topic, plan.to_url, plan.to_key_file, plan.timeout)
+            source = uuid_of(base_of(plan.topic), plan.url, None, plan.timeout)
+            if target in (source, self._reader.uuid()):
+                text = f"the target is topic {plan.topic} itself, so the mirror would never end"
                 raise UsageError(E_BAD_ARGUMENT, text)
 
     def open(self) -> None:
@@ -258,8 +264,17 @@ class LogMirror:
             raise UsageError(E_BAD_ARGUMENT, text)
         self._tags = frozenset(tag.encode() for tag in split_tags(row["settings"]["tags"] or ""))
         begin = self._first_unfinished(row["next_offset"])
-        self._offset = self._target.open(app_of(self._uuid, plan.channel), begin)
-        self._moved_to = row["next_offset"]
+        offset = self._target.open(app_of(self._uuid, plan.channel), begin)
+        head = self._reader.head()[1]
+        if offset > head:
+            # Else the next messages would be taken for those that the target has.
+            text = (
+                f"the target has the messages of {self._name} up to offset {offset}, but the topic "
+                f"ends at {head}: it lost messages, or was restored to an earlier state. Forward "
+                "from a new channel; with --start earliest, all that the topic has is sent again"
+            )
+            raise UsageError(E_BAD_ARGUMENT, text)
+        self._offset, self._moved_to = offset, row["next_offset"]
 
     def _channel_row(self) -> Any:
         plan = self._plan

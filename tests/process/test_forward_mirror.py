@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import threading
@@ -354,6 +355,32 @@ def test_a_topic_that_was_created_again_is_another_source(
         publish(new.ipc, topic, 15, 20)
         forward(f"{topic}/m", f"{other.tcp}/{topic}", new.ipc)
     assert bodies(other.ipc, topic) == [b"%d" % i for i in range(20)]
+
+
+def test_a_source_that_lost_what_the_target_has_is_refused(
+    other: Broker, topic: str, tmp_path: Path
+) -> None:
+    data, saved = tmp_path / "data", tmp_path / "saved"
+    with Broker(data) as broker:
+        publish(broker.ipc, topic, 0, 5)
+        forward(f"{topic}/m", f"{other.tcp}/{topic}", broker.ipc)
+        assert broker.stop() == 0
+        shutil.copytree(data, saved, ignore=shutil.ignore_patterns("run"))
+        broker.start()
+        publish(broker.ipc, topic, 5, 10)
+        forward(f"{topic}/m", f"{other.tcp}/{topic}", broker.ipc)
+        assert broker.stop() == 0
+        shutil.rmtree(data)
+        saved.rename(data)
+        broker.start()
+        publish(broker.ipc, topic, 20, 23)
+        said = forward(f"{topic}/m", f"{other.tcp}/{topic}", broker.ipc, code=2)
+        assert "up to offset 10" in said
+        assert "ends at 8" in said
+        line = (f"{topic}/new", f"{other.tcp}/{topic}-new", broker.ipc)
+        forward(*line, "--start", "earliest")
+    assert bodies(other.ipc, topic) == [b"%d" % i for i in range(10)]
+    assert bodies(other.ipc, f"{topic}-new") == [b"%d" % i for i in (*range(5), 20, 21, 22)]
 
 
 def test_a_mirror_of_a_topic_to_itself_is_refused(shared: Broker, topic: str) -> None:

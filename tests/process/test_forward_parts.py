@@ -72,6 +72,14 @@ def test_a_topic_with_parts_is_mirrored(cluster: Cluster, shared: Broker, topic:
     assert [row["channels"][0]["depth"] for row in rows] == [0] * PARTS
 
 
+def test_a_topic_with_parts_is_not_mirrored_to_itself(cluster: Cluster, topic: str) -> None:
+    keyed(cluster.url, topic, 0, 10)
+    for source, target in ((topic, topic), (topic, f"{topic}#1"), (f"{topic}#1", topic)):
+        said = forward(f"{source}/m", f"{cluster.url}/{target}", cluster.url, code=2)
+        assert "would never end" in said or "#" in target, said
+    assert sum(map(len, by_part(cluster.url, topic).values())) == 10
+
+
 def test_a_mirror_keeps_keys_in_their_parts_through_kills(
     cluster: Cluster, shared: Broker, topic: str, tmp_path: Path
 ) -> None:
