@@ -24,7 +24,7 @@ from zsq.transport.errors import NotFound
 # These commands answer with an exit code and print text only if something differs from what was
 # asked, or they run until they are stopped.
 SHOW_NOTHING = {
-    "serve", "standby", "handover",
+    "serve", "standby", "handover", "forward",
     "completion", "topic create", "topic add-parts", "topic move", "topic remove-part", "topic close", "topic open",
     "topic retire",
     "topic delete", "topic pause", "topic unpause", "topic empty", "channel create",
