@@ -80,10 +80,13 @@ class FilePlan:
 
 @dataclass
 class FileReport:
-    """The result of a run. `files`: those that are complete, in their order."""
+    """The result of a run. `files`: how many are complete."""
 
     messages: int = 0
-    files: list[Path] = field(default_factory=list)
+    files: int = 0
+
+    def note_complete(self, path: Path) -> None:
+        self.files += 1
 
 
 def write_files(
@@ -93,7 +96,7 @@ def write_files(
     if plan.folder.exists() and not plan.folder.is_dir():
         raise UsageError(E_EXISTS, f"{plan.folder} is no directory")
     plan.folder.mkdir(parents=True, exist_ok=True)
-    report = FileReport(files=recover(plan.folder, plan.topic, say))
+    report = FileReport(files=len(recover(plan.folder, plan.topic, say)))
     consumer = Consumer(
         plan.topic,
         plan.channel,
@@ -216,7 +219,7 @@ class _Writer:
             self._files[name] = RollingFile(
                 plan.folder, name, plan.suffix, plan.roll_bytes, plan.roll_s, is_gzip=plan.is_gzip
             )
-            self._files[name].on_complete = self._report.files.append
+            self._files[name].on_complete = self._report.note_complete
         return self._files[name]
 
     def roll_due(self) -> None:

@@ -129,10 +129,14 @@ def mirror(
         logs: dict[str, LogMirror] = {}
 
         def find_logs() -> None:
-            for name in logs_of(plan.topic, plan.url, plan.timeout):
+            names = logs_of(plan.topic, plan.url, plan.timeout)
+            for name in names:
                 if name not in logs:
                     log = LogMirror(plan, name, admin, report, say)
                     logs[name] = stack.enter_context(contextlib.closing(log))
+            for name in [name for name in logs if name not in names]:
+                say(f"{name}: this part was removed")
+                logs.pop(name).close()
 
         try:
             with stopping.interruptible():
@@ -158,7 +162,9 @@ def mirror(
                 break
             else:
                 stopping.wait(FOLLOW_S)
-            if now_s - looked_s >= PARTS_S:
+            if now_s - looked_s >= (
+                LOOK_S if any(log.is_gone for log in logs.values()) else PARTS_S
+            ):
                 looked_s = now_s
                 with contextlib.suppress(BrokerUnreachable, Refused):
                     find_logs()
@@ -176,6 +182,11 @@ def _step(log: LogMirror, stopping: Stop) -> int:
         return 0
     try:
         return log.step()
+    except NotFound as error:
+        if not log.is_part:
+            raise
+        log.rest(error)
+        return 0
     except (BrokerUnreachable, Refused, CorruptBlock) as error:
         if error.code == E_FORBIDDEN:
             raise
@@ -224,7 +235,13 @@ class LogMirror:
         self._rest_s = REST_S
         self._rests_until_s = 0.0
         self._told = ""
+        self.is_gone = False  # the broker does not know it: the part may have been removed
         self._standby_at = -1  # the offset of the other mirror, when it was last looked at
+
+    @property
+    def is_part(self) -> bool:
+        """True for a part that may be removed while the mirror of the topic goes on."""
+        return self._name != self._plan.topic
 
     @property
     def rests(self) -> bool:
@@ -303,6 +320,7 @@ class LogMirror:
             self._say(f"{self._name}: waiting: {error.text}")
             self._told = error.text
         self._offset = -1
+        self.is_gone = isinstance(error, NotFound)
         self._rests_until_s = time.monotonic() + self._rest_s
         self._rest_s = min(REST_MAX_S, 2 * self._rest_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Iterator
@@ -78,6 +79,29 @@ def test_a_topic_with_parts_is_not_mirrored_to_itself(cluster: Cluster, topic: s
         said = forward(f"{source}/m", f"{cluster.url}/{target}", cluster.url, code=2)
         assert "would never end" in said or "#" in target, said
     assert sum(map(len, by_part(cluster.url, topic).values())) == 10
+
+
+def test_a_mirror_goes_on_without_a_part_that_is_removed(
+    cluster: Cluster, shared: Broker, topic: str, tmp_path: Path
+) -> None:
+    def is_removed() -> bool:
+        with contextlib.suppress(zsq.Refused), zsq.Admin(cluster.url) as admin:
+            admin.remove_part(f"{topic}#3")
+            return True
+        return False
+
+    keyed(cluster.url, topic, 0, 200)
+    log = tmp_path / "log"
+    line = (f"{topic}/m", f"{shared.tcp}/{topic}", cluster.url, "--idle", "12s")
+    with forwarding(*line, log=log) as process:
+        wait_for(lambda: len(bodies(shared.ipc, topic)) == 200, 60)
+        with zsq.Admin(cluster.url) as admin:
+            admin.close_topic(f"{topic}#3")
+        wait_for(is_removed, 30)  # the channel follows within 5 s
+        keyed(cluster.url, topic, 200, 300)
+        assert process.wait(90) == 0, log.read_text()
+    assert "this part was removed" in log.read_text()
+    assert sorted(map(int, bodies(shared.ipc, topic))) == list(range(300))
 
 
 def test_a_mirror_keeps_keys_in_their_parts_through_kills(

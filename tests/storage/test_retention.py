@@ -273,7 +273,7 @@ def test_no_policy_removes_more_than_it_may(policy: Retention, shown: LogView) -
         )
     if found.start > shown.floor and found.chunks and policy.max_age_s < 0:
         assert shown.unfinished_bytes > policy.max_bytes >= 0
-        # Bytes with one chunk more: those of the floor's chunk are known only together with the rest.
+        # Bytes with one chunk more. Those of the floor's chunk are known only with the rest.
         at = max(i for i, base in enumerate(shown.bases) if base <= shown.floor)
         last = found.chunks - 1
         before = shown.unfinished_bytes if last <= at else sum(shown.sizes[last:])

@@ -263,7 +263,7 @@ def _files(target: ForwardTarget, common: Any, options: Any, stopping: Stopping)
     )
     with bar("forwarding", None, unit="messages") as advance:
         report = write_files(plan, stopping, tell, advance)
-    tell(f"{report.messages:,} messages forwarded, {len(report.files):,} files complete")
+    tell(f"{report.messages:,} messages forwarded, {report.files:,} files complete")
     return DONE
 
 
