@@ -1,0 +1,256 @@
+"""Promised surface of ZSQ: what users and their programs may rely on, as one tree of texts.
+
+`docs/compatibility.md` says what is promised. This file collects it from the code: public names with
+their signatures, answers and reports, commands with their options, paths of HTTP, metrics, settings,
+error codes, permissions, messages of the wire, and versions of the formats.
+
+Run it to write `promised.json` again, after something was added: python tests/compat/promised.py
+It refuses to write a surface that lacks what is promised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, is_typeddict
+
+import click
+import yaml
+
+import zsq
+import zsq.aio
+import zsq.inbox
+import zsq.outbox
+import zsq.testing
+from zsq.actors.security.policy import RULES
+from zsq.actors.statistics.schema import METRICS
+from zsq.apps.cli import exit_codes
+from zsq.apps.cli.app import app
+from zsq.transport import errors, reports, settings
+from zsq.transport.wire import answers, protocol_client
+from zsq.transport.wire.protocol import WORDS
+
+ROOT: Final = Path(zsq.__file__).resolve().parent
+FILE: Final = Path(__file__).with_name("promised.json")
+HOW: Final = "python tests/compat/promised.py"
+MODULES: Final = (zsq, zsq.aio, zsq.testing, zsq.inbox, zsq.outbox)
+FORMATS: Final = (
+    "transport.block.block_format.VERSION",
+    "transport.wire.protocol_client.PROTOCOL_VERSION",
+    "storage.log.log_format.VERSION",
+    "storage.state.state_rows.VERSION",
+    "storage.state.snapshot.SNAPSHOT_VERSION",
+    "storage.delayed.delayed_format.VERSION",
+    "storage.bucket.archive.archive_format.VERSION",
+    "storage.bucket.shipping.tick_format.VERSION",
+    "storage.cluster.directory.VERSION",
+    "storage.checks.backup.VERSION",
+)
+NEEDED: Final = "required"
+Tree = Mapping[str, Any]
+
+
+def collected() -> dict[str, Any]:
+    """Return the surface of this version."""
+    openapi = yaml.safe_load((ROOT / "docs" / "openapi.yaml").read_text())
+    return {
+        "python": {module.__name__: dict(_names(module)) for module in MODULES},
+        "records": {
+            kind.__name__: _keys(kind)
+            for module in (answers, reports, settings)
+            for kind in vars(module).values()
+            if is_typeddict(kind)
+        },
+        "commands": _command(app),
+        "exit codes": _codes(exit_codes, int),
+        "errors": _codes(errors, str),
+        "http": dict(_paths(openapi)),
+        "metrics": {row.metric: row.level for row in METRICS},
+        "settings": {
+            table.__name__: {row.name: f"{row.kind.name} {row.option}" for row in rows}
+            for table, rows in (
+                (settings.ChannelSettings, settings.CHANNEL),
+                (settings.Retention, settings.TOPIC),
+            )
+        },
+        "permissions": {action.name: rule.needs for action, rule in RULES.items()},
+        # Messages between the broker's own processes are those of one version.
+        "wire": {
+            f"{op:#04x}": _message(kind)
+            for op, kind in sorted(WORDS.items())
+            if kind.__name__ in protocol_client.__all__
+        },
+        "formats": {name: _constant(name) for name in FORMATS},
+    }
+
+
+def _names(module: Any) -> Iterator[tuple[str, Any]]:
+    for name in sorted(module.__all__):
+        value = getattr(module, name)
+        if inspect.isclass(value):
+            yield name, dict(_members(value))
+        elif callable(value):
+            yield name, _signature(value)
+        else:
+            yield name, "a module" if inspect.ismodule(value) else type(value).__name__
+
+
+def _members(kind: type) -> Iterator[tuple[str, Any]]:
+    if issubclass(kind, Exception):
+        yield (
+            "is a",
+            {base.__name__: "" for base in kind.__mro__ if base.__module__.startswith("zsq")},
+        )
+        return
+    yield "()", _signature(kind)
+    for name in sorted(dir(kind)):
+        value = inspect.getattr_static(kind, name)
+        if name.startswith("_") or name in dir(object):
+            continue
+        if isinstance(value, staticmethod | classmethod):
+            value = getattr(kind, name)
+        if isinstance(value, property | cached_property) or not callable(value):
+            yield name, "attribute"
+        else:
+            yield name, _signature(value)
+
+
+def _signature(function: Any) -> dict[str, str]:
+    """Return each parameter: how it may be given, and whether it must be."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:
+        return {}
+    return {
+        name: f"{one.kind.description}, {NEEDED if _is_needed(one) else 'optional'}"
+        for name, one in parameters.items()
+        if name not in ("self", "cls") and not name.startswith("_")
+    }
+
+
+def _is_needed(one: inspect.Parameter) -> bool:
+    return one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+
+
+def _keys(kind: Any) -> dict[str, str]:
+    return {
+        key: str(value).removeprefix("typing.")
+        for key, value in sorted(kind.__annotations__.items())
+    }
+
+
+def _command(command: click.Command) -> dict[str, Any]:
+    """Return the parameters of a command, and its own commands."""
+    found: dict[str, Any] = {}
+    for one in command.params:
+        if one.name == "help" or getattr(one, "hidden", False):
+            continue
+        needed = NEEDED if one.required else "optional"
+        if isinstance(one, click.Option):
+            found |= dict.fromkeys((*one.opts, *one.secondary_opts), f"option, {needed}")
+        else:
+            found[(one.name or "").upper()] = f"argument, {needed}"
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            found[name] = _command(inner)
+    return found
+
+
+def _codes(module: Any, kind: type) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in sorted(vars(module).items())
+        if name.isupper() and type(value) is kind and not name.startswith("_")
+    }
+
+
+def _paths(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for path, item in sorted(document["paths"].items()):
+        for method, what in sorted(item.items()):
+            if method in ("get", "post", "put", "delete"):
+                given = (*item.get("parameters", ()), *what.get("parameters", ()))
+                named = [_resolved(document, one) for one in given]
+                yield (
+                    f"{method.upper()} {path}",
+                    {
+                        "parameters": {
+                            one[
+                                "name"
+                            ]: f"{one['in']}, {NEEDED if one.get('required') else 'optional'}"
+                            for one in named
+                        },
+                        "answers": {str(code): "" for code in sorted(map(str, what["responses"]))},
+                    },
+                )
+
+
+def _resolved(document: Mapping[str, Any], value: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Any = value
+    if "$ref" in value:
+        found = document
+        for step in value["$ref"].removeprefix("#/").split("/"):
+            found = found[step]
+    return found  # type: ignore[no-any-return]
+
+
+def _message(kind: type) -> dict[str, Any]:
+    """Return a message's name and its fields in their order, which is that of the wire."""
+    fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    return {"name": kind.__name__, "fields": ", ".join(fields)}
+
+
+def _constant(name: str) -> Any:
+    module, _, constant = name.rpartition(".")
+    return getattr(importlib.import_module(f"zsq.{module}"), constant)
+
+
+def missing(promised: Any, now: Any, where: str = "") -> list[str]:
+    """Return what the surface `now` has lost or changed, and what callers must newly give."""
+    if not isinstance(promised, Mapping) or not isinstance(now, Mapping):
+        if promised == now or (f"{promised}".endswith(NEEDED) and _is_loosened(promised, now)):
+            return []
+        return [f"{where}: was {promised!r}, is {now!r}"]
+    lost = [f"{where} / {name} is gone" for name in promised if name not in now]
+    # A caller that knows the promised surface does not give it.
+    lost += [
+        f"{where} / {name} is new and required"
+        for name in now
+        if name not in promised and f"{now[name]}".endswith(NEEDED)
+    ]
+    kept = [name for name in promised if name in now]
+    for name in kept:
+        lost += missing(promised[name], now[name], f"{where} / {name}")
+    by_position = [
+        name for name in promised if f"{promised[name]}".startswith(("positional", "argument"))
+    ]
+    if [name for name in now if name in by_position] != [
+        name for name in by_position if name in now
+    ]:
+        lost.append(f"{where}: the order of {', '.join(by_position)} has changed")
+    return lost
+
+
+def _is_loosened(promised: Any, now: Any) -> bool:
+    """Return True if what was required is optional now."""
+    return f"{now}" == f"{promised}".removesuffix(NEEDED) + "optional"
+
+
+def as_text(surface: Tree) -> str:
+    """Return the surface as the file has it."""
+    return json.dumps(surface, indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    surface = json.loads(as_text(collected()))
+    if FILE.exists() and (lost := missing(json.loads(FILE.read_text()), surface)):
+        sys.exit("this would break a promise:\n" + "\n".join(lost))
+    FILE.write_text(as_text(surface))
