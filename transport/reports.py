@@ -128,6 +128,7 @@ class ChannelCounters(TypedDict):
     delivery_bytes: int
     finish_count: int
     requeue_count: int
+    defer_count: int
     timeout_count: int
     dead_letter_count: int
     expired_count: int

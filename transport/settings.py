@@ -12,7 +12,7 @@ because `zsq --help` needs the rows. No I/O.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypedDict, TypeVar
 from .errors import E_BAD_ARGUMENT, UsageError
 from .names import check_name
 from .records import Record, record
+from .retries import ATTEMPTS_MAX, DELAY_S_MAX, JITTER_MAX, delays_of, retry_delay_s
 
 MIB: Final = 1024 * 1024
 NONE: Final = -1  # this value means no bound
@@ -33,8 +34,6 @@ TAGS_MAX: Final = 64  # the most tags of one channel
 TAG_BYTES_MAX: Final = 256
 PRIORITIES_MIN: Final = 2
 PRIORITIES_MAX: Final = 10
-ATTEMPTS_MAX: Final = 65_535  # NSQ's protocol has 16 bits for the number
-BACKOFF_S_MAX: Final = 3_600.0  # the longest delay of a requeue
 # The default, and the least: a handler that touches its message has this long at least.
 HOLD_S_MIN: Final = 900.0
 KEEP_BYTES: Final = 1024 * MIB
@@ -206,13 +205,24 @@ class ChannelSettings(Record):
         label="Dead-letter topic", none_label="TOPIC.CHANNEL.dead", hint="empty: TOPIC.CHANNEL.dead",
     )  # fmt: skip
     backoff_s: float = _row(
-        1.0, Kind.SECONDS, "--backoff TIME", allowed=_DELAY, high=BACKOFF_S_MAX,
-        help="Delay before the second attempt. Each further attempt doubles it (1s).",
-        line="backoff", shows="{}", label="Backoff, first", hint="such as 1s",
+        1.0, Kind.SECONDS, "--backoff TIME", allowed=_DELAY, high=DELAY_S_MAX,
+        help="Delay before the second attempt (1s).", line="backoff", shows="{}", label="Backoff, first", hint="such as 1s",
     )  # fmt: skip
     backoff_max_s: float = _row(
-        120.0, Kind.SECONDS, "--backoff-max TIME", allowed=_DELAY, high=BACKOFF_S_MAX, help="Upper limit of the backoff delay (2m).",
-        line="backoff", shows="doubled up to {}", label="Backoff, at most", hint="such as 2m, an hour at most",
+        120.0, Kind.SECONDS, "--backoff-max TIME", allowed=_DELAY, high=DELAY_S_MAX, help="Upper limit of the backoff delay (2m).",
+        line="backoff", shows="up to {}", label="Backoff, at most", hint="such as 2m, at most 366 days",
+    )  # fmt: skip
+    backoff_curve: str = _row(
+        "exponential", Kind.TEXT, "--backoff-curve CURVE", allowed="a text like 'exponential' or '5s,1m,10m,1h'",
+        help="How the delay grows with each attempt: exponential (doubles), linear, constant, or the delays, such as "
+        "5s,1m,10m,1h.",
+        line="backoff", shows="{}", label="Backoff, curve", hint="exponential, linear, constant, or 5s,1m,10m,1h",
+    )  # fmt: skip
+    backoff_jitter: int = _row(
+        0, Kind.COUNT, "--backoff-jitter PERCENT", allowed="a percentage", high=JITTER_MAX, no_bound=0,
+        help="Shorten each delay by a random share of up to so many percent; none: not at all.",
+        line="backoff", shows="jitter {}%", shows_none="no jitter", label="Backoff, jitter in %", none_label="none",
+        hint="0 to 100; 0: none",
     )  # fmt: skip
     max_age_s: float = _row(
         NONE, Kind.SECONDS, "--max-age TIME", shared=True, allowed=_AGE, low=ABOVE_ZERO, no_bound=NONE,
@@ -262,14 +272,21 @@ class ChannelSettings(Record):
             "a channel is ordered or has priorities, not both: an urgent message would overtake "
             "earlier ones of its key",
         )
+        delays_of(self.backoff_curve)
         if self.dead_letter_topic:
             check_name(self.dead_letter_topic)
 
-    def backoff_ns(self, attempts: int) -> int:
-        """Return how long the broker waits after this number of deliveries."""
+    def backoff_ns(self, attempts: int, draw: Callable[[], float]) -> int:
+        """Return the delay after so many attempts. `draw` returns random numbers below 1."""
+        curve, jitter = self.backoff_curve, self.backoff_jitter
         return int(
-            min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempts - 1, 0), 60)) * 1e9
+            retry_delay_s(curve, self.backoff_s, self.backoff_max_s, jitter, attempts, draw) * 1e9
         )
+
+    @property
+    def backoff_longest_ns(self) -> int:
+        """Return the longest delay that `backoff_ns` may return."""
+        return int(max(delays_of(self.backoff_curve), default=self.backoff_max_s) * 1e9)
 
     def as_dict(self) -> dict[str, SettingValue]:
         return asdict(self)
@@ -289,6 +306,8 @@ class ChannelOptions(TypedDict, total=False):
     dead_letter_topic: str | None
     backoff_s: float | None
     backoff_max_s: float | None
+    backoff_curve: str | None
+    backoff_jitter: int | None
     max_age_s: float | None
     max_consumers: int | None
     max_hold_s: float | None

@@ -19,7 +19,7 @@ from ...transport.errors import (
     ZsqError,
 )
 from ...transport.names import is_ephemeral
-from ...transport.settings import ATTEMPTS_MAX, ChannelOptions
+from ...transport.settings import ChannelOptions
 from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire import protocol as p
 from ...transport.wire.admin_requests import END
@@ -206,19 +206,15 @@ class ChannelActor(Actor[ChannelStart]):
 
     def req(self, port: Port, mail: Mail, message: p.Req) -> None:
         self._consumer(mail)
-        error = message.error[: p.ERROR_TEXT_MAX]
         if not self.supply.deferred.rows:
             self.due_clock.follow()
         delay_ns = (
-            self.core.settings.backoff_ns(ATTEMPTS_MAX)
+            self.core.settings.backoff_longest_ns
             if message.delay_ms == p.BACKOFF
             else message.delay_ms * NS_PER_MS
         )
-        self.due_clock.hold(min(max(0, delay_ns), p.REQUEUE_DELAY_MS_MAX * NS_PER_MS))
-        now_ns = self.due_clock.now_ns()
-        refused = self.core.req(
-            mail.envelope, message.token, message.ranges, message.delay_ms, now_ns, error
-        )
+        self.due_clock.hold(delay_ns)
+        refused = self.core.requeue(mail.envelope, message, self.due_clock.now_ns())
         self._answer(mail, message.request, message.token, refused)
 
     def touch(self, port: Port, mail: Mail, message: p.Touch) -> None:

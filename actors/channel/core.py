@@ -34,10 +34,13 @@ from ...transport.units import NS_PER_MS
 from ...transport.wire.protocol import (
     BACKOFF,
     DEAD,
+    DELAY_MS_MAX,
+    ERROR_TEXT_MAX,
     EXPIRED,
-    REQUEUE_DELAY_MS_MAX,
+    TRACEBACK_TEXT_MAX,
     UNBEGUN,
     Range,
+    Req,
     Run,
 )
 from ..primitives.deadlines import DeadlineHeap
@@ -47,6 +50,7 @@ from ..runtime.pulses import ChannelDetails, DeliveryPulse
 from ..settings import options
 from ..statistics.schema import COUNTERS
 from .deferred import Deferred, Row
+from .failures import NOT_FAILED, Cause
 from .filters import ChannelFilter
 from .lease import (
     Changes,
@@ -70,7 +74,6 @@ LOST: Final = "its consumer was lost or left"
 TIMED_OUT: Final = "its consumer did not answer within the message timeout"
 REQUEUED: Final = "its consumer requeued it"
 REJECTED: Final = "its consumer rejected it"
-RETURNED: Final = "its consumer gave it back"
 
 
 def half() -> float:
@@ -107,6 +110,7 @@ class ChannelCore:
         """
         self.consumers: dict[Peer, Subscriber] = {}
         self._sessions: dict[int, Peer] = {}  # by the numbers of their sessions
+        self._random = random
         choice = ChannelFilter(channel, self.settings, random)
         self.supply: Supply = _kind(self.settings)(
             next_offset, holes, deferred or Deferred(), self.counters, self.settings, choice
@@ -180,16 +184,16 @@ class ChannelCore:
         self._backing_off -= consumer.probe_ns > 0
         if not self.consumers:
             self._beats_end_ns = 0
-        lost = how is Departure.LOST
+        lost, cause = how is Departure.LOST, Cause(LOST, consumer.label)
         for token in list(consumer.tokens):
             lease = self._end_lease(token)
             if lease.apart and lost:
                 self.supply.apart.left(lease.runs)
             runs = used(lease.runs) if how is Departure.SENT_AWAY else sorted(lease.used())
             if lost and self.settings.max_attempts:
-                self.supply.suspect(runs, LOST)
+                self.supply.suspect(runs, cause)
             else:
-                self.supply.back(runs, LOST)
+                self.supply.back(runs, cause)
             self.supply.dirty = True
         self._turns.leave(consumer)
         if self._sifter is consumer:
@@ -448,39 +452,48 @@ class ChannelCore:
         wall_ns: int,
         error: str = "",
     ) -> Sequence[Range]:
-        """Requeue these messages, at once or after a delay, and return the refused ranges.
+        """Requeue these messages, see `requeue`."""
+        return self.requeue(peer, Req(0, token, tuple(ranges), delay_ms, error), wall_ns)
 
-        The delay is limited to one hour. BACKOFF uses the channel's backoff. DEAD rejects the
-        messages. EXPIRED requeues them at once, as if the scan had ended their lease. UNBEGUN
-        returns messages that no handler has begun, which uses no attempt.
+    def requeue(self, peer: Peer, req: Req, wall_ns: int) -> Sequence[Range]:
+        """Requeue messages, at once or after a delay, and return the refused ranges.
+
+        BACKOFF uses the channel's backoff. DEAD rejects the messages. EXPIRED requeues them at
+        once, as if the scan had ended their lease. UNBEGUN returns messages that no handler has
+        begun, which uses no attempt. Neither does `defer`.
         """
-        taken, refused = self._answered(peer, token, ranges)
-        if delay_ms == UNBEGUN:
-            self.supply.back(used(taken), RETURNED)
+        taken, refused = self._answered(peer, req.token, req.ranges)
+        delay_ns = min(max(0, req.delay_ms), DELAY_MS_MAX) * NS_PER_MS
+        consumer = self.consumers.get(peer)
+        label = "" if consumer is None else consumer.label
+        if req.defer:
+            self.counters["defer_count"] += total(taken)
+            for run in used(taken):
+                self._again(run, delay_ns, wall_ns, NOT_FAILED)
             return refused
-        if delay_ms == EXPIRED:
-            self._note_timeouts(self.consumers.get(peer), taken)
-            self.supply.back(taken, TIMED_OUT)
+        if req.delay_ms == UNBEGUN:
+            self.supply.back(used(taken), NOT_FAILED)
             return refused
-        if delay_ms == DEAD:
-            self.supply.reject(taken, error or REJECTED)
+        if req.delay_ms == EXPIRED:
+            self._note_timeouts(consumer, taken)
+            self.supply.back(taken, Cause(TIMED_OUT, label))
+            return refused
+        error, traceback = req.error[:ERROR_TEXT_MAX], req.traceback[-TRACEBACK_TEXT_MAX:]
+        if req.delay_ms == DEAD:
+            self.supply.reject(taken, Cause(error or REJECTED, label, traceback))
             return refused
         count = total(taken)
         self.counters["requeue_count"] += count
-        if peer in self.consumers:
-            self.consumers[peer].requeue_count += count
-        cause = error or REQUEUED
-        if delay_ms == BACKOFF:
-            for run in taken:
-                self._again(run, self.settings.backoff_ns(run[2]), wall_ns, cause)
-            return refused
+        if consumer is not None:
+            consumer.requeue_count += count
+        cause = Cause(error or REQUEUED, label, traceback)
         for run in taken:
-            self._again(
-                run, min(max(0, delay_ms), REQUEUE_DELAY_MS_MAX) * NS_PER_MS, wall_ns, cause
-            )
+            if req.delay_ms == BACKOFF:
+                delay_ns = self.settings.backoff_ns(run[2], self._random)
+            self._again(run, delay_ns, wall_ns, cause)
         return refused
 
-    def _again(self, run: Run, delay_ns: int, wall_ns: int, cause: str) -> None:
+    def _again(self, run: Run, delay_ns: int, wall_ns: int, cause: Cause) -> None:
         if delay_ns > 0:
             self.supply.later((run,), wall_ns + delay_ns, cause)
         else:
@@ -538,7 +551,7 @@ class ChannelCore:
         over = lease.expire(now_ns)
         lease.consumer.in_flight -= total(over)
         self._note_timeouts(lease.consumer, over)
-        self.supply.back(over, TIMED_OUT)
+        self.supply.back(over, Cause(TIMED_OUT, lease.consumer.label))
         self._shrunk(token, lease, rows)
 
     def recalls(self, now_ns: int) -> list[tuple[Peer, int]]:

@@ -63,6 +63,7 @@ from ..settings import options
 from .deferred import Deferred, Row
 from .delivery_builder import DeliveryBuilder
 from .dying import REJECTED
+from .failures import Cause
 from .filters import ChannelFilter, count_skipped, wanted_runs
 from .lease import Hole, Subscriber
 from .supply import Picked, Supply
@@ -701,21 +702,21 @@ class OrderedSupply(Supply):
         super().done(runs)
         self._over(runs)
 
-    def back(self, runs: Sequence[Run], cause: str) -> None:
+    def back(self, runs: Sequence[Run], cause: Cause) -> None:
         self._out.difference_update(self._slots.heads_in(runs))
         super().back(runs, cause)
 
-    def suspect(self, runs: Sequence[Run], cause: str) -> None:
+    def suspect(self, runs: Sequence[Run], cause: Cause) -> None:
         self._out.difference_update(self._slots.heads_in(runs))
         super().suspect(runs, cause)
 
-    def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
+    def later(self, runs: Sequence[Run], due_ns: int, cause: Cause) -> None:
         heads = self._slots.heads_in(runs)
         self._out.difference_update(heads)
         super().later(runs, due_ns, cause)
         self._release_gone([head for head in heads if head < self._start])
 
-    def reject(self, runs: Sequence[Run], cause: str) -> None:
+    def reject(self, runs: Sequence[Run], cause: Cause) -> None:
         """Reject these messages. Their slots wait until they are stored as dead letters.
 
         The next message of a slot must not be processed before the dead letter is durable.

@@ -52,7 +52,7 @@ from ..settings import options
 from .block_shelf import BlockShelf
 from .deferred import Deferred, Row
 from .dying import Dead, Dying
-from .failures import Failures
+from .failures import Cause, Failures
 from .filters import SKIPPED, ChannelFilter, Gathering, count_skipped
 from .lease import Changes, Hole, Subscriber
 from .redelivery import Part, Redelivery, Suspects, collect
@@ -115,7 +115,7 @@ def back_over_unbegun(next_offset: int, holes: Iterable[Hole]) -> int:
     return next_offset
 
 
-TRIED: Final = "it has had all attempts that its channel allows now"
+TRIED: Final = Cause("it has had all attempts that its channel allows now")
 
 
 def used(runs: Iterable[Run]) -> list[Run]:
@@ -206,11 +206,12 @@ class Supply:
         """Take over a stored hole."""
         self.again.returned.extend(self.dying.recover(run, self.settings.max_attempts))
 
-    def living(self, runs: Iterable[Run], cause: str) -> list[Run]:
+    def living(self, runs: Iterable[Run], cause: Cause) -> list[Run]:
         """Return the messages that may be delivered again.
 
         The others become dying messages, with this cause.
         """
+        cause = cause if cause.error else TRIED
         return self.dying.living(runs, self.settings.max_attempts, cause)
 
     def configure(self, settings: ChannelSettings) -> None:
@@ -596,26 +597,26 @@ class Supply:
         """Note that these messages are finished, for any reason."""
         self.dirty = True
 
-    def back(self, runs: Sequence[Run], cause: str) -> None:
+    def back(self, runs: Sequence[Run], cause: Cause) -> None:
         """Deliver these messages again, at once.
 
-        The runs have the number of attempts that they have used. `cause` is a sentence that says
-        what happened to the last delivery.
+        The runs have the number of attempts that they have used. `cause` says what
+        happened to the last delivery.
         """
         self.failures.note(runs, cause)
         self.again.returned.extend(self.living(runs, cause))
 
-    def suspect(self, runs: Sequence[Run], cause: str) -> None:
+    def suspect(self, runs: Sequence[Run], cause: Cause) -> None:
         """Deliver these messages of a lost consumer again, apart from others."""
         self.failures.note(runs, cause)
         self.apart.returned.extend(self.living(runs, cause))
 
-    def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
+    def later(self, runs: Sequence[Run], due_ns: int, cause: Cause) -> None:
         """Deliver these messages again, but not before `due_ns` (wall clock)."""
         self.failures.note(runs, cause)
         self.deferred.put(self.living(runs, cause), due_ns)
 
-    def reject(self, runs: Sequence[Run], cause: str) -> None:
+    def reject(self, runs: Sequence[Run], cause: Cause) -> None:
         """Never deliver these messages again."""
         self.failures.note(runs, cause)
         self.dying.reject(runs, cause)

@@ -16,6 +16,8 @@ from typing import Final
 
 import click
 
+from ...transport.durations import parse_seconds, spelled
+
 UNITS_BYTES: Final = {
     "": 1, "b": 1,
     "k": 1024, "kib": 1024, "kb": 1000,
@@ -23,14 +25,11 @@ UNITS_BYTES: Final = {
     "g": 1024**3, "gib": 1024**3, "gb": 1000**3,
     "t": 1024**4, "tib": 1024**4, "tb": 1000**4,
 }  # fmt: skip
-UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 NO_BOUND: Final = ("none", "-1")
 BYTES_MAX: Final = 1 << 62
 COUNT_DIGITS_MAX: Final = 18  # keeps numbers below 2**62, as for all settings
-SECONDS_MAX: Final = 100 * 366 * 86_400
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
@@ -52,41 +51,6 @@ def parse_bytes(text: str) -> int:
     if size > BYTES_MAX:
         raise ValueError(f"{text!r} is larger than the limit of 4 EiB (2**62 bytes)")
     return round(size)
-
-
-def parse_seconds(text: str) -> float:
-    """Return the seconds of 90, 90s, 15m, 1h30m, 7d, 2w or 500ms.
-
-    Raises `ValueError`, which says what is wrong.
-    """
-    spelling = text.strip().lower()
-    if re.fullmatch(r"\d+(\.\d+)?", spelling, re.ASCII):
-        spelling += "s"
-    total, at = 0.0, 0
-    while at < len(spelling):
-        match = _PART.match(spelling, at)
-        if match is None or match[2] not in UNITS_S:
-            break
-        total, at = total + float(match[1]) * UNITS_S[match[2]], match.end()
-    if not spelling or at < len(spelling):
-        raise ValueError(
-            f"{text!r} is not a time; use seconds, or numbers with s, m, h, d, w, as in 90, "
-            "15m, 1h30m, 7d"
-        )
-    if total > SECONDS_MAX:
-        raise ValueError(f"{text!r} is longer than the limit of 100 years")
-    return total
-
-
-def spelled(seconds: float) -> str:
-    """Return seconds in the form that `parse_seconds` accepts: 90061.5 as 1d1h1m1.5s."""
-    left = round(seconds, 3)
-    text = ""
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        count = int(left // size)
-        text += f"{count}{unit}" if count else ""
-        left = round(left - count * size, 3)
-    return text + (f"{left:.3f}".rstrip("0").rstrip(".") + "s" if left or not text else "")
 
 
 def parse_count(text: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from zsq.apps.cli.quantities import spelled
+from zsq.transport.durations import spelled
 from zsq.transport.settings import CHANNEL, TOPIC, Kind, Setting
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"

@@ -125,7 +125,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a lost consumer's messages are taken for finished": Defect(
         "actors/channel/core.py",
-        "                self.supply.back(runs, LOST)",
+        "                self.supply.back(runs, cause)",
         "                self.supply.done(runs)",
     ),
     "a producer numbers a refused block anew at once": Defect(

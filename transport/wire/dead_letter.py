@@ -2,8 +2,9 @@
 
 A dead letter has the body, key, tag and headers of the message, and the time at which the message
 was first stored. All headers together have a size limit, and the message's own headers may already
-reach it. In that case the error text is shortened first. If that is not enough, own headers are
-left out, the largest first, and `zsq-dead-left-out` counts them.
+reach it. In that case the traceback is shortened first, from its oldest frames on, and then the
+error text. If that is not enough, own headers are left out, the largest first, and
+`zsq-dead-left-out` counts them.
 
 The module also handles messages for only one channel of a topic. The header `zsq-channel` names the
 channel, and a flag of the block says that the block may contain such messages. The client that
@@ -104,6 +105,8 @@ CHANNEL: Final = f"{PREFIX}channel"
 ATTEMPTS_MADE: Final = f"{PREFIX}attempts"
 REASON: Final = f"{PREFIX}reason"
 ERROR: Final = f"{PREFIX}error"
+CONSUMER: Final = f"{PREFIX}consumer"  # the label of the consumer of the last delivery
+TRACEBACK: Final = f"{PREFIX}traceback"
 TIME: Final = f"{PREFIX}time"  # when the message died, in nanoseconds since 1970
 LEFT_OUT: Final = f"{PREFIX}left-out"  # the number of own headers for which there was no room
 UNREADABLE: Final = f"{PREFIX}headers"  # the own headers, unchanged, if they were not a map
@@ -146,7 +149,12 @@ def _pack(kept: dict[str, HeaderValue], death: dict[str, HeaderValue]) -> bytes:
         if over <= 0:
             return packed
         error = str(death.get(ERROR, "")).encode()
-        if error:
+        traceback = str(death.pop(TRACEBACK, "")).encode()
+        if traceback and over < len(traceback):
+            death[TRACEBACK] = traceback[over:].decode(errors="ignore")
+        elif traceback:
+            pass  # it is left out
+        elif error:
             death[ERROR] = error[: max(0, len(error) - over)].decode(errors="ignore")
         else:
             assert kept, "what is said of a death fits"
@@ -180,10 +188,11 @@ def _leave_out(headers: dict[str, HeaderValue], count: int) -> None:
 def redriven(headers: Mapping[str, HeaderValue], channel: str | None) -> dict[str, HeaderValue]:
     """Return the headers of a dead letter that is sent back.
 
-    The headers about its death get the prefix `zsq-redriven-`. If `channel` is given, only this
-    channel gets the letter.
+    The headers about its death get the prefix `zsq-redriven-`, without the traceback: a letter that
+    dies again and again must not grow. If `channel` is given, only this channel gets the letter.
     """
-    kept = {name: value for name, value in headers.items() if name != CHANNEL_HEADER}
+    without = (CHANNEL_HEADER, TRACEBACK)
+    kept = {name: value for name, value in headers.items() if name not in without}
     # Other programs may have packed names that are not text.
     history = {name for name in kept if type(name) is str and name.startswith(PREFIX)}
     letter = {

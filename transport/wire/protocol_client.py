@@ -41,12 +41,12 @@ __all__ = [
     "PROTOCOL_VERSION",
     "RANGES_MAX",
     "READY_MAX",
-    "REQUEUE_DELAY_MS_MAX",
     "RUN_BYTES_MAX",
     "SAMPLE_RATE_MAX",
     "SKIPPED_MAX",
     "STAGE_BYTES",
     "STAGE_PARTS_MAX",
+    "TRACEBACK_TEXT_MAX",
     "TRANSACTION_APP_BYTES_MAX",
     "TRANSACTION_KINDS",
     "UNBEGUN",
@@ -121,7 +121,7 @@ MESSAGE_TIMEOUT_MS_MIN: Final = 1_000
 # As long as a time-out of nsqd may be that anybody sets. A consumer that has ended loses its leases
 # at once, so a long one only delays what a stuck handler holds.
 MESSAGE_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
-REQUEUE_DELAY_MS_MAX: Final = 3_600_000
+DELAY_MS_MAX: Final = 366 * 86_400_000  # the longest delay of a publish, a requeue or a deferral
 # Special values for the delay of a requeue. BACKOFF means the channel's backoff. DEAD sends the
 # messages to the dead letters. EXPIRED requeues them without delay and counts this as a time-out.
 # It is for a consumer that has a deadline for each message of a delivery. UNBEGUN gives back
@@ -131,6 +131,7 @@ DEAD: Final = -2
 EXPIRED: Final = -3
 UNBEGUN: Final = -4
 ERROR_TEXT_MAX: Final = 512
+TRACEBACK_TEXT_MAX: Final = 4096  # its oldest frames are left out first
 # The most unanswered blocks of one link. The high-water marks of sockets are above this number.
 WINDOW_BLOCKS_MAX: Final = 4096
 READY_MAX: Final = 100_000
@@ -497,13 +498,17 @@ class Fin(Wire):
 @record
 class Req(Wire):
     """Requeue these `ranges` of the delivery, or the whole delivery if they are empty, after
-    `delay_ms` (0: at once; more than an hour counts as an hour).
+    `delay_ms` (0: at once; more than DELAY_MS_MAX counts as DELAY_MS_MAX).
 
     Four values of `delay_ms` are special. With BACKOFF, the channel's settings decide. With DEAD,
     the messages become dead letters now and are not delivered again. With EXPIRED, they are
     requeued at once, as if their lease had ended. With UNBEGUN, no handler has begun them, so they
     are requeued at once and use no attempt. `error`: the reason, at most ERROR_TEXT_MAX
-    characters, which a dead letter contains.
+    characters, and `traceback`: where it was raised, at most TRACEBACK_TEXT_MAX characters. A dead
+    letter contains both.
+
+    With `defer`, the handlers have begun the messages and put them off: that uses no attempt and is
+    no failure.
     """
 
     op: ClassVar[int] = 35
@@ -512,6 +517,8 @@ class Req(Wire):
     ranges: tuple[Range, ...]
     delay_ms: int
     error: str = ""
+    traceback: str = ""
+    defer: bool = False
 
 
 @record
@@ -608,9 +615,6 @@ class Measure(Wire):
     start: int
     end: int
     bytes_max: int
-
-
-DELAY_MS_MAX: Final = 366 * 86_400_000
 
 
 @record

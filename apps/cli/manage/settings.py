@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from ....transport.durations import spelled
 from ....transport.names import base_of
 from ....transport.settings import CHANNEL, NONE, TOPIC, Kind, Setting
 from ..message_ids import topic_of_id
 from ..options import Value
-from ..quantities import NO_BOUND, Count, Seconds, SizeType, TopicPosition, spelled
+from ..quantities import NO_BOUND, Count, Seconds, SizeType, TopicPosition
 
 if TYPE_CHECKING:
     from ....transport.client.blocking.client import Admin

@@ -12,6 +12,7 @@ import pytest
 from zsq.actors.channel import dead_letters
 from zsq.actors.channel.dead_letters import TRANSITIONS, DeadLetters, LetterState, letters
 from zsq.actors.channel.dying import Dead, Death
+from zsq.actors.channel.failures import Cause
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.client.core.producer_session import PendingBlock
@@ -213,8 +214,8 @@ def test_letters_keep_what_the_message_was() -> None:
     block = with_place(pack([b"a", b"b", b"c"], keys=[b"k", None, b""], headers=own), 10, 77)
     timed = with_place(pack([b"d"], tags=[b"g"], times=[55]), 90, 78)
     batch = [
-        Dead(Death((10, 2, 3), d.ATTEMPTS, "e"), (block, 0, 2)),
-        Dead(Death((90, 1, 1), d.REJECT, ""), (timed, 0, 1)),
+        Dead(Death((10, 2, 3), d.ATTEMPTS, Cause("e", "me", "line 1")), (block, 0, 2)),
+        Dead(Death((90, 1, 1), d.REJECT, Cause("")), (timed, 0, 1)),
     ]
     (found,) = letters(batch, "t", "u", "c", 99)
     assert found.body.values() == [b"a", b"b", b"d"]
@@ -243,5 +244,5 @@ def test_letters_keep_what_the_message_was() -> None:
 
 def test_large_letters_go_in_several_blocks() -> None:
     block = with_place(pack([b"x" * 1_000_000] * 3 + [b"y"]), 0, 0)
-    found = letters([Dead(Death((0, 4, 1), d.REJECT, ""), (block, 0, 4))], "t", "u", "c", 0)
+    found = letters([Dead(Death((0, 4, 1), d.REJECT, Cause("")), (block, 0, 4))], "t", "u", "c", 0)
     assert [one.count for one in found] == [1, 1, 2]

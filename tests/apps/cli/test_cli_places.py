@@ -16,8 +16,9 @@ from zsq.actors.settings.channel_settings import NAMES
 from zsq.apps.cli import quantities
 from zsq.apps.cli.inspect import message as message_command
 from zsq.apps.cli.manage.settings import describe_channel, given_settings, with_settings, with_start
-from zsq.apps.cli.quantities import MessageId, parse_place, parse_seconds, spelled
+from zsq.apps.cli.quantities import MessageId, parse_place
 from zsq.transport.client.core import asking, message, peeking
+from zsq.transport.durations import parse_seconds, spelled
 from zsq.transport.settings import CHANNEL, ChannelSettings, NewChannelOptions
 
 NOW = 1_795_000_000.0

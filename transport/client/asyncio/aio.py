@@ -19,7 +19,8 @@ from ...block.block import MESSAGE_BYTES_MAX
 from ...system import woken_by_signals
 from ...wire.codec import HeaderValue
 from ..blocking.producer import Pending, ProducerBase, ReceiptView
-from ..core.message import Delay, Fetched
+from ..core.deferral import Delay
+from ..core.message import Fetched
 from ..core.packing import one_block
 from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine
 from ..core.publish_arguments import Text, as_attributes, as_body, as_delay_ms

@@ -14,7 +14,7 @@ from ...wire.addresses import Url, parse_all
 from ...wire.codec import HeaderValue
 from ...wire.credentials import KeyFile
 from ...wire.protocol import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
-from ..core.message import Delay
+from ..core.deferral import Delay
 from ..core.packing import one_block
 from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine, flat
 from ..core.producer_session import PendingBlock

@@ -430,16 +430,23 @@ class ConsumerSession:
         self.words.append(Fin(request, delivery.token, delivery.ranges(indexes)))
 
     def requeue(
-        self, delivery: LeasedBlock, indexes: Iterable[int], delay_ms: int, error: str = ""
+        self,
+        delivery: LeasedBlock,
+        indexes: Iterable[int],
+        delay_ms: int,
+        error: str = "",
+        traceback: str = "",
+        defer: bool = False,
     ) -> None:
-        """Requeue messages. `delay_ms` may be BACKOFF, DEAD or UNBEGUN."""
+        """Requeue messages, see `Req`. `delay_ms` may be BACKOFF, DEAD or UNBEGUN."""
         self.collect()
         indexes = delivery.fresh(indexes)
         if not self._answerable(delivery):
             self.stale += len(indexes)
         elif indexes:
             self._note(delivery, indexes)
-            self.words.append(Req(0, delivery.token, delivery.ranges(indexes), delay_ms, error))
+            ranges = delivery.ranges(indexes)
+            self.words.append(Req(0, delivery.token, ranges, delay_ms, error, traceback, defer))
 
     def touch(
         self, delivery: LeasedBlock, now_ns: int, indexes: Sequence[int] | None = None
@@ -464,14 +471,21 @@ class ConsumerSession:
         return confirm
 
     def requeue_sync(
-        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str = ""
+        self,
+        delivery: LeasedBlock,
+        indexes: Sequence[int],
+        delay_ms: int,
+        error: str = "",
+        *,
+        defer: bool = False,
     ) -> Confirm:
         """Requeue unanswered messages with a confirmation, see `finish_sync` and `requeue`."""
         confirm = self._request_of(delivery)
         if not confirm.done:
             self._note(delivery, indexes)
             ranges = delivery.ranges(indexes)
-            self.words.append(Req(self._request, delivery.token, ranges, delay_ms, error))
+            request = Req(self._request, delivery.token, ranges, delay_ms, error, "", defer)
+            self.words.append(request)
         return confirm
 
     def touch_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> Confirm:

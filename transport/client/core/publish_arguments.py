@@ -11,7 +11,7 @@ from ...errors import E_BAD_ARGUMENT, E_TOO_BIG, UsageError
 from ...settings import TAG_SEPARATOR
 from ...wire.codec import HeaderValue, pack_headers
 from ...wire.protocol import DELAY_MS_MAX
-from .message import Delay, as_seconds
+from .deferral import Delay, as_seconds
 
 Text = bytes | str | None
 Attributes = tuple[bytes | None, bytes | None, bytes | None]

@@ -807,9 +807,15 @@ class ConsumerEngine(LegHost):
             topic.filled_ns = now_ns
 
     def requeue(
-        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
+        self,
+        delivery: LeasedBlock,
+        indexes: Sequence[int],
+        delay_ms: int,
+        error: str,
+        traceback: str,
+        defer: bool,
     ) -> None:
-        delivery.session.requeue(delivery, indexes, delay_ms, error)
+        delivery.session.requeue(delivery, indexes, delay_ms, error, traceback, defer)
         self._tell_leg_of(delivery, time.monotonic_ns())
 
     def touch(self, delivery: LeasedBlock) -> None:
