@@ -62,7 +62,7 @@ SYNC_MODES: Final = {
 _NUMBER: Final = "a number from {low} to {high}"
 _BOUND: Final = "a number from 0 to 2**62, or -1 for no bound"
 _AGE: Final = "a number of seconds above 0, or -1 for never"
-_DELAY: Final = "a number of seconds from 0 to {high:g}"
+_DELAY: Final = "a number of seconds from 0 to {high:.10g}"
 _TIME: Final = "a number of seconds, or -1 for no bound"
 _KEEP: Final = "{} retained after all channels have finished them{}; none: unlimited."
 

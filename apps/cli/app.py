@@ -168,6 +168,7 @@ SECTIONS: Final = {
         "tail": CommandPlace("messages.tail:tail", "Write a topic's messages from an offset or a time."),
         "delayed": CommandPlace("messages.delayed:delayed", "List, count or cancel delayed messages."),
         "schedule": CommandPlace("messages.schedule:schedule", "Publish a message at the times of a cron expression."),
+        "errors": CommandPlace("messages.errors:errors", "Show why messages became dead letters."),
         "redrive": CommandPlace("messages.redrive:redrive", "Send dead letters back to their channels."),
     },
     "Look": {

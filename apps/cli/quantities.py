@@ -16,7 +16,7 @@ from typing import Final
 
 import click
 
-from ...transport.durations import parse_seconds, spelled
+from ...transport.durations import UNITS_S, parse_seconds, spelled
 
 UNITS_BYTES: Final = {
     "": 1, "b": 1,
@@ -132,6 +132,26 @@ class BoundedSize(SizeType):
 class Seconds(_Quantity):
     name = "time"
     parse = staticmethod(parse_seconds)
+
+
+_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:/\s*([smh]))?", re.ASCII)
+
+
+class Rate(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only
+    """A number a second: 50, 50/s, 10/m or 100/h."""
+
+    name = "rate"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        if not isinstance(value, str):
+            return value
+        match = _RATE.fullmatch(value.strip().lower())
+        rate = 0.0 if match is None else float(match[1]) / UNITS_S[match[2] or "s"]
+        if not rate:
+            self.fail(f"{value!r} is not a rate; use 50/s, 10/m or 100/h", param, ctx)
+        return rate
 
 
 class BoundedSeconds(Seconds):

@@ -19,7 +19,7 @@ from zsq.transport.client.core.producer_session import PendingBlock
 from zsq.transport.errors import E_TOPIC_FULL, Refused
 from zsq.transport.settings import ChannelSettings
 from zsq.transport.wire import dead_letter as d
-from zsq.transport.wire.codec import pack_headers, unpack_headers
+from zsq.transport.wire.codec import HeaderValue, pack_headers, unpack_headers
 from zsq.transport.wire.protocol import DEAD
 
 if TYPE_CHECKING:
@@ -235,9 +235,10 @@ def test_letters_keep_what_the_message_was() -> None:
         d.TIME: 99,
         d.OFFSET: 11,
     }
+    where: dict[str, HeaderValue] = {d.CONSUMER: "me", d.TRACEBACK: "line 1"}
     assert [unpack_headers(value) for value in found.headers.values()] == [
-        told | {"h": 1, d.OFFSET: 10},
-        told,
+        told | where | {"h": 1, d.OFFSET: 10},
+        told | where,
         told | {d.ATTEMPTS_MADE: 1, d.REASON: d.REJECT, d.ERROR: "", d.OFFSET: 90},
     ]
 

@@ -20,6 +20,9 @@ from ...wire.codec import HeaderValue
 
 CHANNEL: Final = "redrive"
 POLL_S: Final = 0.5  # if nothing arrives for so long, no more letters are expected
+# A run with a rate may last for hours, and holds what it has received. A run that is killed loses
+# its leases at once.
+HOLD_S: Final = 86_400.0
 READY: Final = 1_000  # the ready count, and the largest number of messages in one publish
 # The most routes of one run. The limit is necessary because each forged letter may name a new
 # route.
@@ -43,6 +46,33 @@ BEHIND: Final = (
     "they wait behind {:,} that are not sent; correct what stops those, or pass over them: zsq "
     f"seek DEAD_TOPIC {CHANNEL} OFFSET"
 )
+
+
+class Pace:
+    """How fast a redrive sends. Without a rate, it does not wait. Pure: the caller knows the time.
+
+    A slow redrive protects consumers that have just been repaired.
+    """
+
+    def __init__(self, rate: float | None, now_s: float) -> None:
+        """`rate`: letters a second."""
+        self._rate = rate
+        self._start_s = now_s
+        self._sent = 0
+
+    @property
+    def size(self) -> int:
+        """The largest number of letters to send at a time: those of a second."""
+        return READY if self._rate is None else min(READY, max(1, int(self._rate)))
+
+    def wait_s(self, sent: int, now_s: float) -> float:
+        """Note that letters were sent. Return the seconds until the next ones may be sent."""
+        self._sent += sent
+        if self._rate is None:
+            return 0.0
+        # Time in which nothing was sent is not made up for.
+        self._start_s = max(self._start_s, now_s - (self._sent + self.size) / self._rate)
+        return max(0.0, self._start_s + self._sent / self._rate - now_s)
 
 
 class ChannelName(NamedTuple):

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from .....transport.client.asyncio.aio import Admin, Producer, Reader
 from .....transport.client.blocking.producer import ReceiptView
 from .....transport.client.core.asking import Place
+from .....transport.client.core.letter_groups import LetterConditions
 from .....transport.client.core.message import id_of
 from .....transport.errors import Refused, ZsqError
 from .....transport.names import check_name, part_of
@@ -58,6 +59,7 @@ from .answers import (
 )
 from .redrive_jobs import RedriveJobs
 
+RATE_MAX: Final = 1_000_000
 KEYS_MAX: Final = 1_000
 CLOCKS_DIFFER_S: Final = 60.0  # a time this far ahead still counts as now, as for the broker
 END_S: Final = 0.1  # the time that this client has to close after its publish
@@ -297,13 +299,21 @@ class ActionHandlers:
         if count is not None and (type(count) is not int or count < 1):
             raise bad(f"count must be a number of dead letters, at least 1, not {repr(count)[:40]}")
         offsets = _offsets(options) if "offsets" in options else None
+        rate, group = options.get("rate"), options.get("group")
+        if rate is not None and (type(rate) not in (int, float) or not 0 < rate <= RATE_MAX):  # type: ignore[operator]
+            raise bad(f"rate must be a number a second up to {RATE_MAX:,}, not {repr(rate)[:40]}")
+        if group is not None and not isinstance(group, str):
+            raise bad("group must be the id of a group of dead letters")
+        if offsets is not None and (rate is not None or group is not None):
+            raise bad("offsets name the dead letters: give no rate and no group")
         await self._check_seen("redrive", topic, "", options)
         await self._stats.fresh(topic)  # this raises an error if the topic does not exist
         # The channel is created here, so that the audit log names the user.
         await self._source.create_channel(topic, REDRIVE, start="earliest")
         job = self._jobs.start(
-            topic, to, only, count, rights_of(request), holder_of(request), offsets
-        )
+            topic, to, only, count, rights_of(request), holder_of(request), offsets,
+            cast("float | None", rate), None if group is None else LetterConditions(group=group),
+        )  # fmt: skip
         return answer({"done": True, "job": job.row(principal)})
 
     async def _stop(self, request: Request) -> Response:
