@@ -214,7 +214,16 @@ class ChannelActor(Actor[ChannelStart]):
             else message.delay_ms * NS_PER_MS
         )
         self.due_clock.hold(delay_ns)
-        refused = self.core.requeue(mail.envelope, message, self.due_clock.now_ns())
+        refused = self.core.req(
+            mail.envelope,
+            message.token,
+            message.ranges,
+            message.delay_ms,
+            self.due_clock.now_ns(),
+            message.error,
+            message.traceback,
+            defer=message.defer,
+        )
         self._answer(mail, message.request, message.token, refused)
 
     def touch(self, port: Port, mail: Mail, message: p.Touch) -> None:

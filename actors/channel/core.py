@@ -40,7 +40,6 @@ from ...transport.wire.protocol import (
     TRACEBACK_TEXT_MAX,
     UNBEGUN,
     Range,
-    Req,
     Run,
 )
 from ..primitives.deadlines import DeadlineHeap
@@ -451,35 +450,34 @@ class ChannelCore:
         delay_ms: int,
         wall_ns: int,
         error: str = "",
+        traceback: str = "",
+        *,
+        defer: bool = False,
     ) -> Sequence[Range]:
-        """Requeue these messages, see `requeue`."""
-        return self.requeue(peer, Req(0, token, tuple(ranges), delay_ms, error), wall_ns)
-
-    def requeue(self, peer: Peer, req: Req, wall_ns: int) -> Sequence[Range]:
-        """Requeue messages, at once or after a delay, and return the refused ranges.
+        """Requeue these messages, at once or after a delay, and return the refused ranges.
 
         BACKOFF uses the channel's backoff. DEAD rejects the messages. EXPIRED requeues them at
         once, as if the scan had ended their lease. UNBEGUN returns messages that no handler has
-        begun, which uses no attempt. Neither does `defer`.
+        begun, which uses no attempt. Neither does `defer`, for a message that a handler puts off.
         """
-        taken, refused = self._answered(peer, req.token, req.ranges)
-        delay_ns = min(max(0, req.delay_ms), DELAY_MS_MAX) * NS_PER_MS
+        taken, refused = self._answered(peer, token, ranges)
+        delay_ns = min(max(0, delay_ms), DELAY_MS_MAX) * NS_PER_MS
         consumer = self.consumers.get(peer)
         label = "" if consumer is None else consumer.label
-        if req.defer:
+        if defer:
             self.counters["defer_count"] += total(taken)
             for run in used(taken):
                 self._again(run, delay_ns, wall_ns, NOT_FAILED)
             return refused
-        if req.delay_ms == UNBEGUN:
+        if delay_ms == UNBEGUN:
             self.supply.back(used(taken), NOT_FAILED)
             return refused
-        if req.delay_ms == EXPIRED:
+        if delay_ms == EXPIRED:
             self._note_timeouts(consumer, taken)
             self.supply.back(taken, Cause(TIMED_OUT, label))
             return refused
-        error, traceback = req.error[:ERROR_TEXT_MAX], req.traceback[-TRACEBACK_TEXT_MAX:]
-        if req.delay_ms == DEAD:
+        error, traceback = error[:ERROR_TEXT_MAX], traceback[-TRACEBACK_TEXT_MAX:]
+        if delay_ms == DEAD:
             self.supply.reject(taken, Cause(error or REJECTED, label, traceback))
             return refused
         count = total(taken)
@@ -488,7 +486,7 @@ class ChannelCore:
             consumer.requeue_count += count
         cause = Cause(error or REQUEUED, label, traceback)
         for run in taken:
-            if req.delay_ms == BACKOFF:
+            if delay_ms == BACKOFF:
                 delay_ns = self.settings.backoff_ns(run[2], self._random)
             self._again(run, delay_ns, wall_ns, cause)
         return refused

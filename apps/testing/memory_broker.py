@@ -458,7 +458,16 @@ class MemoryBroker(BrokerForTests):
             return core.touch(peer, message.token, self._now_ns, message.ranges)
         if isinstance(message, p.Begun):
             return core.note_begun(peer, message.token, message.ranges, self._now_ns)
-        return core.requeue(peer, message, self._now_ns)
+        return core.req(
+            peer,
+            message.token,
+            message.ranges,
+            message.delay_ms,
+            self._now_ns,
+            message.error,
+            message.traceback,
+            defer=message.defer,
+        )
 
     def _deliver(self, delivery: OutgoingDelivery) -> None:
         message = p.Deliver(delivery.token, delivery.runs, delivery.timeout_ns // NS_PER_MS)

@@ -81,6 +81,8 @@ PAGES: Final = {
             'zsq.Consumer("orders", "invoices"': "echo paid | zsq pub orders --tag paid",
             "zsq channel create orders ledger": "true",
             'Consumer("orders", "ledger", url=url': "echo one | zsq pub orders --key mine",
+            "retries = ": "echo more | zsq pub clicks",
+            "zsq errors clicks.archive.dead": "zsq stats clicks.archive.dead",
             "zsq redrive clicks.archive.dead -n": "zsq stats clicks.archive.dead",
             "zsq topic retire": "zsq topic create views",
             'with Consumer(["orders", "refunds"]': (
@@ -90,6 +92,7 @@ PAGES: Final = {
         },
         until={
             "zsq sub clicks yesterday": "20",
+            "retries = ": "<Message",
             'Consumer("orders", "ledger", url=url': "handled",
             'producer.publish("jobs"': "handled",
             'Consumer("orders.*", "billing"': "handled",
@@ -103,6 +106,11 @@ PAGES: Final = {
             "zsq.Consumer(": ("", ""),
             'Consumer("orders.*", "billing"': ("def handle(message): print('handled')", ""),
             'Consumer("orders", "ledger", url=url': ("def handle(message): print('handled')", ""),
+            "def charge": (
+                "from types import SimpleNamespace\n"
+                "def call(body): return SimpleNamespace(status=200)",
+                "",
+            ),
             "def handle": ("def valid(message): return False\ndef busy(): return False", _RECEIVE),
         },
     ),

@@ -129,6 +129,10 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
 def _group_line(group: ShownGroup) -> str:
     when = _when(group["newest_ms"] / 1000)
     return _fitting(f"{group['count']:>8,}  {when}  {group['reason']:<12}  {group['error']}")
@@ -142,8 +146,8 @@ def _line(letter: StoredMessage) -> str:
     when = _when(died_ns(headers, letter.timestamp_ns) / 1e9)
     attempts = _number(headers.get(d.ATTEMPTS_MADE))
     key = "" if letter.key is None else letter.key.decode(errors="backslashreplace") + ": "
-    error = str(headers.get(d.ERROR, "")).strip().rpartition("\n")[2]
-    reason = str(headers.get(d.REASON, ""))
+    error = _text(headers.get(d.ERROR)).strip().rpartition("\n")[2]
+    reason = _text(headers.get(d.REASON))
     return _fitting(f"{letter.offset:>8}  {when}  {attempts:>3}  {reason:<12}  {key}{error}")
 
 
@@ -156,21 +160,21 @@ def described(letter: StoredMessage) -> str:
     body = letter.body.decode(errors="backslashreplace")
     cut = "..." if len(body) > BODY_CHARACTERS else ""
     key = None if letter.key is None else letter.key.decode(errors="backslashreplace")
-    place = f"{headers.get(d.TOPIC, '')}/{headers.get(d.CHANNEL, '')}"
+    place = f"{_text(headers.get(d.TOPIC))}/{_text(headers.get(d.CHANNEL))}"
     rows = (
         ("offset", letter.offset),
         ("died", _when(died_ns(headers, letter.timestamp_ns) / 1e9)),
-        ("attempts", headers.get(d.ATTEMPTS_MADE)),
-        ("reason", headers.get(d.REASON)),
-        ("from", f"{place}, offset {headers.get(d.OFFSET, '')}"),
-        ("consumer", headers.get(d.CONSUMER)),
+        ("attempts", _number(headers.get(d.ATTEMPTS_MADE))),
+        ("reason", _text(headers.get(d.REASON))),
+        ("from", f"{place}, offset {_number(headers.get(d.OFFSET))}"),
+        ("consumer", _text(headers.get(d.CONSUMER))),
         ("key", key),
         ("tag", letter.tag),
-        ("error", headers.get(d.ERROR)),
+        ("error", _text(headers.get(d.ERROR))),
         ("body", f"{len(letter.body):,} B: {body[:BODY_CHARACTERS]}{cut}"),
     )
     lines = [f"{name:<10} {value}" for name, value in rows if value not in (None, "")]
-    return "\n".join([*lines, *filter(None, ["", str(headers.get(d.TRACEBACK, ""))])])
+    return "\n".join([*lines, *filter(None, [_text(headers.get(d.TRACEBACK))])])
 
 
 def _fitting(line: str) -> str:

@@ -94,7 +94,7 @@ def walk(seed: int) -> None:
         lambda: one.skip({dice.randint(0, one.head) for _ in range(3)}, dice.randint(0, 1)),
         lambda: one.end_and_begin(dice.randint(0, 3), dice.random() < 0.5, dice.random() < 0.5),
         *[lambda: one.deliver(dice.randint(1, 4))] * 4,
-        *[lambda: one.req(0, dice.randint(0, one.head), dice.randint(0, 2), dice.choice(delays)) if one.tokens else None] * 3,
+        *[lambda: one.req(0, dice.randint(0, one.head), dice.randint(0, 2), dice.choice(delays), defer=dice.random() < 0.2) if one.tokens else None] * 3,
         *[lambda: one.save() if one.pending is None else one.committed()] * 3,
     ]  # fmt: skip
     try:

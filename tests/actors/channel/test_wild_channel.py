@@ -230,12 +230,12 @@ class WildChannel(RuleBasedStateMachine):
         first=st.integers(0, 60),
         count=st.integers(0, 9),
         delay=st.sampled_from([0, 0, 10_000, BACKOFF, DEAD, UNBEGUN]),
+        defer=st.booleans(),
     )
-    def req(self, number: int, first: int, count: int, delay: int) -> None:
+    def req(self, number: int, first: int, count: int, delay: int, *, defer: bool) -> None:
         peer, token = self.tokens[-1 - number % len(self.tokens)]
-        self.channel.req(
-            peer, token, ((first, count),) if count else (), delay, self.now_ns, "no good"
-        )
+        ranges = ((first, count),) if count else ()
+        self.channel.req(peer, token, ranges, delay, self.now_ns, "no good", defer=defer)
 
     # Time and seeks
 
