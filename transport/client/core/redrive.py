@@ -57,8 +57,7 @@ class Pace:
     def __init__(self, rate: float | None, now_s: float) -> None:
         """`rate`: letters a second."""
         self._rate = rate
-        self._start_s = now_s
-        self._sent = 0
+        self._next_s = now_s
 
     @property
     def size(self) -> int:
@@ -67,12 +66,11 @@ class Pace:
 
     def wait_s(self, sent: int, now_s: float) -> float:
         """Note that letters were sent. Return the seconds until the next ones may be sent."""
-        self._sent += sent
         if self._rate is None:
             return 0.0
         # Time in which nothing was sent is not made up for.
-        self._start_s = max(self._start_s, now_s - (self._sent + self.size) / self._rate)
-        return max(0.0, self._start_s + self._sent / self._rate - now_s)
+        self._next_s = max(self._next_s, now_s) + sent / self._rate
+        return self._next_s - now_s
 
 
 class ChannelName(NamedTuple):
