@@ -52,6 +52,27 @@ def test_the_error_is_cut_before_headers_are_left_out() -> None:
     assert d.LEFT_OUT not in found
 
 
+def test_the_oldest_frames_are_cut_before_the_error() -> None:
+    room = HEADERS_BYTES_MAX - 3_000
+    found = packed({"a": b"x" * room}, **{d.TRACEBACK: "old " * 500 + "new " * 500})
+    assert (found["a"], found[d.ERROR]) == (b"x" * room, ABOUT[d.ERROR])
+    assert 500 < len(found[d.TRACEBACK]) < 4_000
+    assert found[d.TRACEBACK].endswith("new new ")
+    found = packed({"a": b"x" * (room + 2_600)}, **{d.TRACEBACK: "old " * 1_000})
+    assert (d.TRACEBACK in found, found[d.ERROR], d.LEFT_OUT in found) == (False, "why", False)
+
+
+def test_a_letter_that_dies_again_and_again_does_not_grow() -> None:
+    letter: dict[str, Any] = {"a": 1}
+    sizes = set()
+    for _ in range(5):
+        letter = packed(letter, **{d.TRACEBACK: "t" * 4_000, d.CONSUMER: "me"})
+        sizes.add(len(pack_headers(letter)))
+        letter = d.redriven(letter, "c")
+        assert not [name for name in letter if "traceback" in name]
+    assert len(sizes) == 2, "the first death, and all later ones"
+
+
 def test_the_largest_headers_are_left_out_and_counted() -> None:
     found = packed({"a": b"x" * 8_000, "b": b"x" * 8_100, "c": 1})
     assert ("a" in found, "b" in found, found["c"], found[d.LEFT_OUT], found[d.ERROR]) == (

@@ -51,6 +51,9 @@ class BatchHandling:
         if spent:
             self._requeue(spent, SPENT, DEAD)
         left = _unanswered(messages) if spent else messages
+        if not left:
+            self._working.end_batch(messages, begun_ns)
+            return Outcome.NEITHER
         halving = Halving(left, halves=self._handling.halves)
         outcomes: set[Outcome] = set()
         try:
@@ -77,7 +80,6 @@ class BatchHandling:
                 outcomes.add(Outcome.NEITHER)
                 yield from self._requeue_failed(batch)
                 self._requeue(_unanswered(messages), "", delay_ms, defer=True)
-                halving.succeeded()
                 return
             outcomes.add(Outcome.FAILURE)
             yield from self._requeue_failed(batch)

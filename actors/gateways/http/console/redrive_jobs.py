@@ -235,7 +235,9 @@ class RedriveJobs:
             )
             consumer = await stack.enter_async_context(taking)
             waiting = await self._waiting(job)
-            job.total = waiting if job.count is None else min(waiting, job.count)
+            # With conditions, nobody knows how many fit.
+            if job.conditions is None:
+                job.total = waiting if job.count is None else min(waiting, job.count)
             self._note()
             try:
                 await self._take(job, consumer, producer)

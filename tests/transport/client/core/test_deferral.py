@@ -81,6 +81,7 @@ def test_a_traceback_has_the_newest_frames_and_no_values() -> None:
         text = as_traceback(error)
     assert text.endswith("ValueError: 7 characters")
     assert "_deep(depth - 1)" in text
+    assert "_deep(300)" not in text, "the oldest frame"
     assert len(text) <= TRACEBACK_TEXT_MAX
     assert text.count("hunter2") <= 1, "the line of the source, and no value"
 
