@@ -5,7 +5,10 @@ pace.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -134,6 +137,26 @@ def test_a_redrive_takes_the_same_conditions_and_a_rate(run: Run, broker: LocalB
         for message in back:
             assert message is not None
             message.finish()
+
+
+def test_a_slow_redrive_keeps_its_letters_and_can_be_stopped(run: Run, broker: LocalBroker) -> None:
+    command = [sys.executable, "-m", "zsq", "redrive", DEAD, "--all", "--rate", "1/h"]
+    environment = {**os.environ, "ZSQ_URL": broker.url}
+    with (
+        zsq.Admin(broker.url) as admin,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process,
+    ):
+
+        def held() -> list[float]:
+            found = admin.peek(DEAD, "redrive").messages
+            return [one.left_s for one in found if one.state == "in flight"]
+
+        wait_for(lambda: len(held()) == 4, 30, "one letter was sent, and the others are held")
+        assert min(held()) > 80_000, "no lease ends before the next letter may be sent"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[0] == "1 to t, for channel c\n"
+        assert process.returncode == 0
+    assert run("redrive", DEAD, "--all").stdout == "4 to t, for channel c\n", "it goes on"
 
 
 def test_a_pace_neither_hurries_nor_makes_up_for_a_break() -> None:
