@@ -286,7 +286,6 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
         "sizing.md",
         "zsq stats --json | python3 -c '",
     ): "it adds up what `zsq stats --json` of the reader's broker says",
-    ("security.md", "./scripts/test tests/attacks -s"): "continuous integration runs the suite",
     ("schedules.md", "pip install 'zsq[schedules]'"): _INSTALLS,
     ("spark.md", "pip install 'zsq[spark]'"): _INSTALLS,
     ("tracing.md", "pip install 'zsq[opentelemetry]'"): _INSTALLS,
