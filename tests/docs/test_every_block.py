@@ -280,7 +280,6 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("standby.md", "# on both: the address of the store"): "it needs two machines and a store",
     ("standby.md", "[Service]"): "it needs systemd",
     ("forward.md", "X-ZSQ-Signature:"): "a header",
-    ("standby.md", "import time"): "it measures, and does not end",
     ("recovery.md", ""): "they need two machines",
     (
         "sizing.md",
