@@ -25,7 +25,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         ("http.md", 7),
         ("nsqd.md", 1),
         ("schedules.md", 4),
-        ("spark.md", 9),
+        ("spark.md", 8),
         ("testing.md", 9),
         ("tracing.md", 5),
     ],
