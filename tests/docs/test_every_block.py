@@ -163,6 +163,7 @@ WALKED: Final = (
     "http.md",
     "schedules.md",
     "spark.md",
+    "spark-reference.md",
     "nsqd.md",
     "security.md",
     "testing.md",
@@ -246,6 +247,7 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("task-queues.md", "import dramatiq"): "tests/integrations/test_documented.py",
     ("task-queues.md", "import asyncio"): "tests/integrations/test_documented.py",
     ("task-queues.md", "TASKS = {"): "tests/integrations/test_documented.py",
+    ("sizing.md", "zsq stats --json | python3 -c '"): "test_the_memory_is_added_up_by_kind",
     ("upgrade.md", ""): "tests/docs/test_upgrade_md.py",
     ("typescript.md", "const broker"): "tests/compat/test_typescript_md.py",
     ("typescript.md", "import nsq"): "tests/compat/test_typescript_md.py",
@@ -281,10 +283,6 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("standby.md", "[Service]"): "it needs systemd",
     ("forward.md", "X-ZSQ-Signature:"): "a header",
     ("recovery.md", ""): "they need two machines",
-    (
-        "sizing.md",
-        "zsq stats --json | python3 -c '",
-    ): "it adds up what `zsq stats --json` of the reader's broker says",
     ("schedules.md", "pip install 'zsq[schedules]'"): _INSTALLS,
     ("spark.md", "pip install 'zsq[spark]'"): _INSTALLS,
     ("tracing.md", "pip install 'zsq[opentelemetry]'"): _INSTALLS,
@@ -419,6 +417,16 @@ def test_the_log_has_the_form_that_operations_md_shows(visited: Visitor) -> None
     visited.say_in_json()
     told = [json.loads(line) for line in visited.log.read_text().splitlines()[len(lines) + 1 :]]
     assert {tuple(line) for line in told} == {tuple(shown)}
+
+
+@pytest.mark.parametrize("visited", [Page()], indirect=True)
+def test_the_memory_is_added_up_by_kind(visited: Visitor) -> None:
+    """Actors that share a process have no memory of their own."""
+    visited.begin()
+    visited.type(CLICKS)
+    (block,) = (block.text for block in blocks(DOCS / "sizing.md") if block.kind == "sh")
+    visited.type(block)
+    assert re.search(r"^host +1 +\d+ MB$", visited.said, re.MULTILINE), visited.said
 
 
 @pytest.mark.parametrize("visited", [PAGES["security.md"]], indirect=True)
