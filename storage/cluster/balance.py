@@ -182,17 +182,23 @@ class _Planner:
             self._move(part, target)
 
     def _next(self, settled: dict[int, list[PartLoad]]) -> tuple[PartLoad, int] | None:
-        best: tuple[tuple[int, int, int, int, str], PartLoad, int] | None = None
-        for number, parts in settled.items():
-            for part in parts:
+        """Return the next part, of the fullest brokers from which one can move, and its target."""
+        low = min((self._counts[broker.number] for broker in self._targets), default=0)
+        counts = {number: self._counts[number] for number, parts in settled.items() if parts}
+        for count in sorted({*counts.values()}, reverse=True):
+            if count - low < 2:
+                break
+            parts = [
+                part for number in counts if counts[number] == count for part in settled[number]
+            ]
+            for part in sorted(parts, key=self._cost):
                 target = self._target(part)
-                if target is None or self._counts[number] - self._counts[target] < 2:
-                    continue
-                spread = -self._of_topic[number, part.topic]
-                rank = -self._counts[number], part.bytes, spread, self._counts[target], part.name
-                if best is None or rank < best[0]:
-                    best = rank, part, target
-        return None if best is None else (best[1], best[2])
+                if target is not None and count - self._counts[target] >= 2:
+                    return part, target
+        return None
+
+    def _cost(self, part: PartLoad) -> tuple[int, int, str]:
+        return part.bytes, -self._of_topic[part.broker, part.topic], part.name
 
 
 def adopters(brokers: Iterable[BrokerLoad], parts: Sequence[PartLoad]) -> dict[str, int]:
