@@ -86,7 +86,8 @@ class ClusterBroker(TypedDict):
 class ClusterTopic(TypedDict):
     """A topic with parts. `parts`: the number of the broker of each part, or -1 if the part was
     removed. `closed`: the numbers of the parts that take no more messages. `moves`: the broker to
-    which a part is being moved.
+    which a part is being moved. `origins`: the broker that had a part before, and keeps its files
+    until the other one has all of it.
     """
 
     topic: str
@@ -94,6 +95,7 @@ class ClusterTopic(TypedDict):
     parts: Sequence[int]
     closed: Sequence[int]
     moves: Mapping[int, int]
+    origins: Mapping[int, int]
 
 
 def places_of(topic: ClusterTopic) -> dict[int, int]:

@@ -45,6 +45,9 @@ log = logging.getLogger("zsq")
 LOOK_MS: Final = 2_000
 PAUSE_S: Final = 10.0  # until the store is checked again
 ORDERS_MAX: Final = 1_000
+# A broker that has begun to announce itself exchanges its first notices sooner.
+SOON_EXCHANGES: Final = 4
+SOON_S: Final = 1.5
 EARLIER_MAX: Final = 4  # addresses of earlier processes in the broker's own entry
 # The size of one message with entries.
 MESSAGE_ENTRIES: Final = 1_000
@@ -122,7 +125,7 @@ class ClusterReader:
         self._entry: BrokerEntry | None = None  # one that may be in the bucket by now
         self._watch = BrokerWatch(bucket)
         self._is_watching = False
-        self._watch_ns = 0
+        self._watch_ns = self._exchanges = 0
         self._seen: Mapping[str, BrokerSeen] | None = None
 
     def allow(self, is_allowed: bool) -> None:
@@ -239,10 +242,13 @@ class ClusterReader:
         if is_needed and now_ns >= self._watch_ns:
             self._is_watching = True
             self._seen = self._watch.exchange(BrokerNotice(self._broker, *self._disk()), now_ns)
-            self._watch_ns = now_ns + int(NOTICE_S * NS_PER_S)
+            # At first, news of the others comes soon.
+            pause_s = NOTICE_S if self._exchanges >= SOON_EXCHANGES else SOON_S
+            self._watch_ns = now_ns + int(pause_s * NS_PER_S)
+            self._exchanges += 1
         elif not is_needed and self._is_watching:
             self._watch.withdraw(self._broker)
-            self._is_watching, self._watch_ns = False, 0
+            self._is_watching, self._watch_ns, self._exchanges = False, 0, 0
 
     def _announce_if_needed(self) -> None:
         entry = self._log.directory.broker(self._broker)

@@ -728,6 +728,11 @@ class ClusterView:
                         for number, hold in parted.holds.items()
                         if (hold.to, hold.origin) != (NOBODY, NOBODY)
                     },
+                    "origins": {
+                        number: hold.origin
+                        for number, hold in parted.holds.items()
+                        if hold.origin != NOBODY
+                    },
                 }
                 for _, parted in sorted(self.directory.topics.items())
             ],

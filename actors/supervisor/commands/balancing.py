@@ -34,6 +34,8 @@ from ..cluster.cluster_view import ClusterView
 log = logging.getLogger("zsq")
 
 NO_PLAN: Final = Plan((), (), ())
+# The brokers read of a drain, and announce themselves, within two looks at the directory.
+SETTLE_S: Final = 4.5
 ORPHANS_S: Final = 30.0  # then other brokers adopt what the right ones do not
 RETRY_S: Final = 5.0  # after a move that could not be added to the directory
 FORGET_RETRY_S: Final = 60.0
@@ -85,8 +87,11 @@ class Balancing:
         self._watch_orphans(now_ns)
         me = self._me()
         auto = self._view.directory.auto
-        is_known = now_ns - self._seen_ns < int(UP_S * NS_PER_S) and self._seen
-        if me is None or me.gone or not (me.draining or auto.is_on) or not is_known:
+        is_known = now_ns - self._seen_ns < int(UP_S * NS_PER_S) and now_ns - self._since_ns > int(
+            SETTLE_S * NS_PER_S
+        )
+        is_needed = auto.is_on or any(one.draining for one in self._view.directory.brokers)
+        if me is None or me.gone or not is_needed or not is_known:
             self.plan, self._planned = NO_PLAN, (-1, -1)
             self._view.stuck = ()
             return
@@ -119,10 +124,16 @@ class Balancing:
         if me.draining:
             left = me.draining - sum(self._is_leaving(name, me) for name in self.plan.moving)
             first = [move for move in self.plan.moves if move.source == me.number]
+        elif not self._view.directory.auto.is_on:
+            return self._retarget(me)
         else:
             left = self._view.directory.auto.at_once - moving
             first = list(self.plan.moves[: max(0, left)])
         return next((move for move in first if move.source == me.number and left > 0), None)
+
+    def _retarget(self, me: Broker) -> PartMove | None:
+        """Return a part of this broker that an operator moves to a broker that drains since."""
+        return next((move for move in self.plan.moves if move.source == me.number), None)
 
     def _is_leaving(self, name: str, me: Broker) -> bool:
         topic, number = part_of(name) or (name, 0)

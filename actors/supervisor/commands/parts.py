@@ -522,7 +522,7 @@ class Parts:
     def _sizes(self) -> dict[str, int]:
         """Return the bytes of the parts of this broker, as they last said."""
         return {
-            name: int(group.topic.stats.get("log_bytes", 0))
+            name: int(group.topic.stats.get("storage", {}).get("log_bytes", 0))
             for name, group in self._broker.groups.items()
             if group.row.part_of and group.topic is not None
         }

@@ -549,6 +549,8 @@ def test_the_cluster_is_described() -> None:
                 "uuid": uuid,
                 "addresses": addresses,
                 "bucket": f"s3://b/{name}",
+                "draining": 0,
+                "gone": False,
                 "me": name == "a",
             }
             for number, (uuid, addresses, name) in enumerate(
@@ -560,10 +562,25 @@ def test_the_cluster_is_described() -> None:
             )
         ],
         "topics": [
-            {"topic": "clicks", "uuid": CLICKS, "parts": (0, 1, 1), "closed": (), "moves": {}},
-            {"topic": "views", "uuid": VIEWS, "parts": (1, 0, 0), "closed": (), "moves": {2: 1}},
+            {
+                "topic": "clicks",
+                "uuid": CLICKS,
+                "parts": (0, 1, 1),
+                "closed": (),
+                "moves": {},
+                "origins": {},
+            },
+            {
+                "topic": "views",
+                "uuid": VIEWS,
+                "parts": (1, 0, 0),
+                "closed": (),
+                "moves": {2: 1},
+                "origins": {},
+            },
         ],
         "directory": 10,
         "is_shared": True,
         "trouble": "",
+        "auto": {"is_on": False, "rate": 0, "at_once": 1, "gone_after_s": 0},
     }

@@ -690,7 +690,15 @@ def test_a_broker_without_a_cluster_has_all_parts_of_a_topic(alone: World) -> No
     alone.manage("cluster")
     described = alone.answer().data
     assert described["brokers"] == [
-        {"number": 0, "uuid": ME, "addresses": (), "bucket": "", "me": True}
+        {
+            "number": 0,
+            "uuid": ME,
+            "addresses": (),
+            "bucket": "",
+            "draining": 0,
+            "gone": False,
+            "me": True,
+        }
     ]
     assert (described["topics"][0]["parts"], described["is_shared"]) == ((0, -1, 0, 0), False)
 
