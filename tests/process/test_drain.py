@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from support import zsq_command
@@ -42,7 +42,7 @@ def parts_of(cluster: Cluster, topic: str) -> list[int]:
 
 
 def call(cluster: Cluster, *arguments: str) -> Any:
-    return zsq_command.run(*arguments, "--url", cluster.url)
+    return zsq_command.run_text(*arguments, "--url", cluster.url)
 
 
 class Traffic:
@@ -69,7 +69,7 @@ class Traffic:
             self.failures.append(error)
             raise
 
-    def __enter__(self) -> Traffic:
+    def __enter__(self) -> Self:
         self._thread.start()
         wait_for(lambda: self.acknowledged or self.failures)
         return self
@@ -208,7 +208,7 @@ def test_parts_of_a_broker_that_is_gone_are_opened_elsewhere_and_it_never_comes_
             traffic.goes_on()
         check_log(cluster, "t", traffic.acknowledged)
         with zsq.Producer(cluster.url) as producer:
-            assert producer.publish("late", b"x").wait().offset >= 1 << 16, "none is used again"
+            assert producer.publish("late", b"x").wait() >= 1 << 16, "none is used again"
         admin.close_topic("t#0")
         assert admin.remove_part("t#0", force=True)["end"], "its broker answers now"
         gone.launch()
@@ -255,7 +255,3 @@ def test_a_standby_that_takes_over_goes_on_with_the_drain(tmp_path: Path) -> Non
             wait_for(lambda: parts_of(cluster, "t") == [0] * PARTS, DONE_S)
             traffic.goes_on()
         check_log(cluster, "t", traffic.acknowledged)
-        # An operator insists: the standby, which is primary now, ends as well.
-        admin.move_part("t#0", 1) if False else None
-        with pytest.raises(ZsqError, match="no broker but 1|no other"):
-            admin.forget_broker(0)
