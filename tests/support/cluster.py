@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import zsq
 
 from .broker import Broker, wait_for
-
-NAMES = ("one", "two", "three", "four")
 
 
 class Cluster:
@@ -25,7 +24,8 @@ class Cluster:
     def add(self) -> Broker:
         """Return one more broker, which is not started yet."""
         folder = self.folder
-        name = next(name for name in NAMES if not (folder / "bucket" / name).exists())
+        names = itertools.chain(("one", "two"), map(str, itertools.count(3)))
+        name = next(name for name in names if not (folder / "bucket" / name).exists())
         (folder / "bucket" / name).mkdir(parents=True)
         options = ("--bucket", f"{self.place}/{name}", "--bucket-lag", "100ms")
         more = ("--cluster", self.place, *self._extra)
