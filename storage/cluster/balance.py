@@ -16,6 +16,7 @@ that have read the same entries make the same plan, and nobody has to lead.
 | on its way to one that does not, and not released | given another target |
 | still being taken over | left alone until it has arrived |
 | at a broker that does not answer | left alone |
+| fixed, because it cannot move at all | left alone; other parts move |
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class BrokerLoad(NamedTuple):
 
 class PartLoad(NamedTuple):
     """A part. `to`: the broker that shall have it, or NOBODY. `is_ready`: that one is ready, so the
-    move cannot be changed. `is_coming`: its broker is still taking it over.
+    move cannot be changed. `is_coming`: its broker is still taking it over. `fixed`: why it cannot
+    move, or "".
     """
 
     name: str
@@ -58,6 +60,7 @@ class PartLoad(NamedTuple):
     is_ready: bool = False
     is_coming: bool = False
     bytes: int = 0
+    fixed: str = ""
 
 
 class PartMove(NamedTuple):
@@ -118,10 +121,12 @@ class _Planner:
             self._count(part, part.to if is_on_way else part.broker, 1)
             if is_on_way or part.is_coming:
                 moving.append(part.name)
+            elif at.is_draining and part.fixed:
+                stuck.append((part.name, part.fixed))
             elif at.is_draining and at.is_up:
                 self._count(part, part.broker, -1)
                 leaving.append(part)
-            elif at.is_target:
+            elif at.is_target and not part.fixed:
                 settled[at.number].append(part)
         # The largest ones first, so that they find room.
         for part in sorted(leaving, key=lambda part: (-part.bytes, part.name)):

@@ -26,11 +26,13 @@ def cluster_loads(
     directory: Directory,
     seen: Mapping[str, Seen] | None = None,
     sizes: Mapping[str, int] | None = None,
+    fixed: Mapping[str, str] | None = None,
 ) -> Loads:
     """Return the brokers that were not forgotten, and all parts that were not removed.
 
     `seen` has the brokers by their uuids, and all are up without it. `sizes` are the bytes of the
-    parts that are known, by the names of the parts.
+    parts that are known, by the names of the parts. `fixed` has the parts that cannot move, and
+    why.
     """
     brokers = []
     for row in directory.brokers:
@@ -43,8 +45,10 @@ def cluster_loads(
         for number, at in topic.places.items():
             hold, name = topic.hold(number), part_name(topic.topic, number)
             is_coming = hold.origin != NOBODY
-            size = (sizes or {}).get(name, 0)
-            parts.append(PartLoad(name, topic.topic, at, hold.to, hold.is_ready, is_coming, size))
+            size, why = (sizes or {}).get(name, 0), (fixed or {}).get(name, "")
+            parts.append(
+                PartLoad(name, topic.topic, at, hold.to, hold.is_ready, is_coming, size, why)
+            )
     return brokers, parts
 
 

@@ -53,7 +53,7 @@ class Order(NamedTuple):
 class Balancing:
     """The moves that this broker begins by itself.
 
-    `sizes` returns the bytes of its parts. `move` adds a `move`, and calls back with True if it
+    `sizes` returns the bytes of its parts, and `fixed` why some of them cannot move. `move` adds a `move`, and calls back with True if it
     counts. `forget` forgets a broker, and calls back when that has ended.
     """
 
@@ -61,11 +61,13 @@ class Balancing:
         self,
         view: ClusterView,
         sizes: Callable[[], Mapping[str, int]],
+        fixed: Callable[[], Mapping[str, str]],
         move: Callable[[Order, Callable[[bool], None]], None],
         forget: Callable[[int, Callable[[], None]], None],
     ) -> None:
         self._view = view
         self._sizes = sizes
+        self._fixed = fixed
         self._move = move
         self._forget = forget
         self._seen: dict[str, Seen] = {}
@@ -114,7 +116,8 @@ class Balancing:
         if now == self._planned:
             return
         self._planned = now
-        loads = without_orphans(cluster_loads(directory, self._seen, self._sizes()))
+        known = cluster_loads(directory, self._seen, self._sizes(), self._fixed())
+        loads = without_orphans(known)
         self.plan = plan(*loads, balances=directory.auto.is_on)
         own = {part.name for part in loads[1] if part.broker == me.number}
         self._view.stuck = tuple(row for row in self.plan.stuck if row[0] in own)

@@ -71,6 +71,7 @@ SHIPPED_S: Final = 30.0
 COPIED_S: Final = 3_600.0  # for the archive; what takes longer goes on in the next attempt
 TAKEN_S: Final = 3_600.0  # a large part that the store cannot copy goes through this machine
 
+ONLY_HERE: Final = "it is kept only on the disk (--archive off)"
 NO_LOG: Final = "0" * 32
 
 LongStep = Prepare | Release | Give | Take | Confirm | Reclaim
@@ -173,7 +174,7 @@ class PartMoves:
     def _release(self, step: Release) -> None:
         group = self._broker.groups[step.name]
         if group.row.retention.get("archive") == "off":
-            raise UsageError(E_UNSUPPORTED, "it is kept only on the disk (--archive off)")
+            raise UsageError(E_UNSUPPORTED, ONLY_HERE)
         self._view.leaving.add(step.name)
         group.want("", partial(self._up, step, group))  # it may be asleep
 

@@ -88,7 +88,7 @@ from ..cluster.cluster_view import (
 from .balancing import Balancing, Order
 from .creation import create_topic
 from .deletion import delete_part, drain_part
-from .part_moves import LongStep, PartMoves
+from .part_moves import ONLY_HERE, LongStep, PartMoves
 from .requests import Requests
 from .topic_settings import checked, retention_of
 
@@ -141,7 +141,7 @@ class Parts:
         self._view = ClusterView(registry.uuid, registry.topics, joining)
         self._moves = PartMoves(requests, self._view, self._archive, self._step_done, self._failed)
         self._balancing = Balancing(
-            self._view, self._sizes, self._begin_move, self._forget_silently
+            self._view, self._sizes, self._fixed, self._begin_move, self._forget_silently
         )
         self._deleting: set[str] = set()
         self._said: set[str] = set()  # conflicts that were logged
@@ -525,6 +525,14 @@ class Parts:
             name: int(group.topic.stats.get("storage", {}).get("log_bytes", 0))
             for name, group in self._broker.groups.items()
             if group.row.part_of and group.topic is not None
+        }
+
+    def _fixed(self) -> dict[str, str]:
+        """Return the parts of this broker that cannot move, and why."""
+        return {
+            name: ONLY_HERE
+            for name, row in self._broker.registry.topics.items()
+            if row.part_of and row.retention.get("archive") == "off"
         }
 
     def _remove(self, message: DeleteRequest) -> None:

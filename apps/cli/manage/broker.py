@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -107,7 +109,7 @@ def broker_drain(
         if not as_json:
             size = size_text(sum(move.bytes for move in own))
             say(f"broker {number} gives {parts_text(len(own))} with {size} to others")
-        _watch(admin, number, wait, as_json=as_json)
+        _watch(admin, number, wait, partial(_trouble_of, url, timeout, name), as_json=as_json)
         _tell_rest(admin, row, timeout, as_json=as_json)
 
 
@@ -121,7 +123,17 @@ def parts_left(seen: ClusterAnswer, number: int) -> list[str]:
     ]
 
 
-def _watch(admin: Admin, number: int, wait: float | None, *, as_json: bool) -> None:
+def _trouble_of(url: str, timeout: float, name: str) -> str:
+    """Return why a drain may not go on, as text that follows its state."""
+    row = broker_row(ask_report(url, timeout), name)
+    if row["state"] != "up":
+        return f"; it is {row['role']}: {row['why']}"
+    return f"; {row['health']}" if row["health"] not in ("", "OK") else ""
+
+
+def _watch(
+    admin: Admin, number: int, wait: float | None, trouble_of: Callable[[], str], *, as_json: bool
+) -> None:
     """Wait until the broker has no part left, and say how many it has."""
     until = None if wait is None or wait < 0 else time.monotonic() + wait
     shown, said_s = -1, 0.0
@@ -136,8 +148,8 @@ def _watch(admin: Admin, number: int, wait: float | None, *, as_json: bool) -> N
                 raise Refused(E_NOT_EMPTY, f"the drain of broker {number} was ended by somebody")
             now = time.monotonic()
             if not as_json and (len(left) != shown or now - said_s > SAY_S):
+                trouble = trouble_of() if len(left) == shown else ""
                 shown, said_s = len(left), now
-                trouble = f"; {seen['trouble']}" if seen["trouble"] else ""
                 say(f"{parts_text(len(left))} left at broker {number}{trouble}", err=True)
             if until is not None and now >= until:
                 text = f"{parts_text(len(left))} left at broker {number}; the drain goes on"
@@ -172,7 +184,8 @@ def _tell_rest(admin: Admin, row: BrokerRow, timeout: float, *, as_json: bool) -
         say(f"  stop it, and then: zsq broker forget {number}")
     if kept:
         names = [
-            f"{name} ({count:,} message{'s' * (count != 1)})" for name, count in sorted(kept.items())
+            f"{name} ({count:,} message{'s' * (count != 1)})"
+            for name, count in sorted(kept.items())
         ]
         more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
         raise Refused(

@@ -145,6 +145,17 @@ def test_a_part_goes_only_where_it_has_room() -> None:
     )
 
 
+def test_a_part_that_cannot_move_holds_up_no_other() -> None:
+    brokers = [BrokerLoad(0, False, True), BrokerLoad(1, True), BrokerLoad(2, True)]
+    parts = [
+        PartLoad(f"t#{n}", "t", n // 4, fixed="" if n % 2 else "it is fixed") for n in range(8)
+    ]
+    made = plan(brokers, parts, balances=True)
+    assert {move.name for move in made.moves} >= {"t#1", "t#3"}
+    assert not {move.name for move in made.moves} & {part.name for part in parts if part.fixed}
+    assert made.stuck == (("t#0", "it is fixed"), ("t#2", "it is fixed"))
+
+
 def test_a_move_to_a_broker_that_drains_meanwhile_gets_another_target() -> None:
     brokers = [BrokerLoad(0, True), BrokerLoad(1, False, True), BrokerLoad(2, True)]
     parts = [PartLoad("t#0", "t", 0, to=1), PartLoad("t#1", "t", 0, to=1, is_ready=True)]

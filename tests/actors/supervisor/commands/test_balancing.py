@@ -44,10 +44,13 @@ class World:
         }
         self.view = ClusterView(UUIDS[me], rows)
         self.sizes: dict[str, int] = {}
+        self.fixed: dict[str, str] = {}
         self.orders: list[Order] = []
         self.answers: list[Callable[[bool], None]] = []
         self.forgotten: list[int] = []
-        self.balancing = Balancing(self.view, lambda: self.sizes, self._move, self._forget)
+        self.balancing = Balancing(
+            self.view, lambda: self.sizes, lambda: self.fixed, self._move, self._forget
+        )
         for number, uuid in enumerate(UUIDS):
             self.add(BrokerEntry(self.id(), uuid, (f"tcp://{number}:1",), f"s3://b/{number}"))
         self.add(TopicEntry(self.id(), "t", TOPIC, places, {}))
@@ -147,11 +150,13 @@ def test_nothing_moves_to_a_broker_that_is_silent_or_while_nothing_is_heard(
 
 
 def test_what_cannot_leave_is_said(make: Callable[..., World]) -> None:
-    world = make(0, 1)
+    world = make(0, 1, 0)
     world.sizes = {"t#0": 5_000}
+    world.fixed = {"t#2": "it is only here"}
     world.add(DrainEntry(world.id(), 0, True, 1))
     world.pass_(10)
     assert not world.orders
+    assert "part t#2 cannot leave this broker: it is only here" in world.view.trouble
     assert "part t#0 cannot leave this broker: no broker has room for it" in world.view.trouble
     world.add(DrainEntry(world.id(), 0, False, 1))
     world.pass_(10)
