@@ -169,7 +169,7 @@ class _Planner:
         return self._room.get(number, part.bytes) >= part.bytes
 
     def _rank(self, number: int, part: PartLoad) -> tuple[int, int, int]:
-        """The parts of one topic are spread, where this costs nothing."""
+        """Return a key that spreads the parts of one topic, where this costs nothing."""
         return self._counts[number], self._of_topic.get((number, part.topic), 0), number
 
     def _move(self, part: PartLoad, target: int) -> None:

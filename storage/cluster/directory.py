@@ -207,7 +207,8 @@ class DrainEntry(NamedTuple):
 
 
 class AutoEntry(NamedTuple):
-    """Whether the brokers balance their parts by themselves. 0 means no limit, and never.
+    """The setting of the cluster that brokers balance their parts by themselves, or not. 0 means
+    no limit, and never.
 
     `at_once` parts move at a time, and a broker moves `rate` bytes in a second. A broker that does
     not announce itself for `gone_after_s` seconds is forgotten.

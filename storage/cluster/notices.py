@@ -122,7 +122,7 @@ class BrokerWatch:
         self._seen.clear()
 
     def _read(self, uuid: str, count: int) -> BrokerNotice:
-        """Return a notice, or what is known without it: it shows by its name that a broker lives."""
+        """Return a notice, or what is known without it: its name shows that a broker lives."""
         try:
             return decode_notice(self._bucket.read(notice_object(uuid, count)))
         except (ObjectMissing, Damaged, ForeignDirectory):

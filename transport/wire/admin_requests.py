@@ -468,8 +468,9 @@ class CheckDrainedRequest(AdminRequest[PartRemoved]):
 
 @record(kw_only=True)
 class DrainBrokerRequest(AdminRequest[Nothing]):
-    """Let the broker with the number `broker` move its parts to others, `at_once` at a time. Without
-    `draining`, it keeps the parts that it has, and takes new ones.
+    """Let the broker with the number `broker` move its parts to others, `at_once` at a time.
+
+    Without `draining`, it keeps the parts that it has, and takes new ones.
     """
 
     broker: int

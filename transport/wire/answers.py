@@ -104,7 +104,7 @@ def places_of(topic: ClusterTopic) -> dict[int, int]:
 
 
 class ClusterAuto(TypedDict):
-    """Whether the brokers balance their parts by themselves, see `set_auto_balance` of Admin."""
+    """The setting `auto` of a cluster, see `set_auto_balance` of Admin."""
 
     is_on: bool
     rate: int

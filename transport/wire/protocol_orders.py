@@ -412,9 +412,10 @@ class TakePart(Order[Done]):
     (storage/bucket/shipping/part_taking.py).
 
     `url` is the bucket of the other broker. `reserve`: leave out this many offsets, because that
-    broker was forgotten, and may have given them out. Done.data: {"row": the row of the part in the registry
-    of the other broker, "start", "end", "archived": the offsets, and the messages that are only in
-    the archive}. Failed: E_BUCKET, E_CHECKSUM, E_DISK_FULL.
+    broker was forgotten, and may have given them out.
+
+    Done.data: {"row": the row of the part in the registry of the other broker, "start", "end",
+    "archived": the offsets, and the messages that are only in the archive}. Failed: E_BUCKET, E_CHECKSUM, E_DISK_FULL.
     """
 
     op: ClassVar[int] = 58

@@ -1,4 +1,4 @@
-"""Loads of a cluster: its brokers and parts as `storage/cluster/balance.py` plans with them. Pure."""
+"""Loads of a cluster: its brokers and parts, as a plan of moves needs them. Pure."""
 
 from __future__ import annotations
 

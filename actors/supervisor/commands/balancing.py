@@ -53,8 +53,9 @@ class Order(NamedTuple):
 class Balancing:
     """The moves that this broker begins by itself.
 
-    `sizes` returns the bytes of its parts, and `fixed` why some of them cannot move. `move` adds a `move`, and calls back with True if it
-    counts. `forget` forgets a broker, and calls back when that has ended.
+    `sizes` returns the bytes of its parts, and `fixed` why some of them cannot move. `move` adds a
+    `move`, and calls back with True if it counts. `forget` forgets a broker, and calls back when
+    that has ended.
     """
 
     def __init__(

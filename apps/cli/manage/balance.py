@@ -166,7 +166,7 @@ def _show(made: Plan) -> None:
 
 
 class Pace(NamedTuple):
-    """How fast parts move: how many at a time, and bytes in a second (0: no limit)."""
+    """The pace of moves: how many at a time, and bytes in a second (0: no limit)."""
 
     at_once: int
     rate: int

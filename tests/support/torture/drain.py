@@ -17,6 +17,7 @@ of all parts must have each acknowledged message exactly once, and each key in o
 from __future__ import annotations
 
 import random
+import select
 import shutil
 import signal
 import subprocess
@@ -118,7 +119,7 @@ class DrainTorture:
         """Run a command, and kill it and brokers at random moments."""
         process = None if command is None else self._begin(cluster, command)
         for _ in range(self.chance.randrange(1, 3)):
-            time.sleep(self.chance.random() * 6)
+            pause(self.chance.random() * 6)
             if process is not None and self.chance.random() < 0.5:
                 process.kill()
                 self.kills["command"] += 1
@@ -145,6 +146,10 @@ class DrainTorture:
         wait_for(is_done, TURN_S, f"zsq {' '.join(command)}")
 
 
+def pause(seconds: float) -> None:
+    select.select([], [], [], seconds)
+
+
 def uuid_of(broker: Broker) -> str:
     with zsq.Admin(broker.tcp, timeout=60) as admin:
         return str(admin.stats()["uuid"])
@@ -161,7 +166,7 @@ def live(cluster: Cluster) -> list[int]:
 
 
 def is_balanced(cluster: Cluster) -> bool:
-    time.sleep(PAUSE_S)
+    pause(PAUSE_S)
     directory = directory_of(cluster)
     topic = directory.topics["t"]
     counts = Counter(topic.parts)

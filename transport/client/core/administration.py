@@ -183,9 +183,9 @@ def cluster(*, fresh: bool = False) -> Asking[ClusterAnswer]:
 def drain_broker(broker: int, *, undo: bool = False, at_once: int = 1) -> Asking[Nothing]:
     """Let the broker with this number move all its parts to others. It takes no new ones.
 
-    It moves `at_once` parts at a time, also after a restart, until all are away: `cluster` shows
-    it. `undo` ends this. What was moved does not come back then. Raises `UsageError` if no other
-    broker takes parts.
+    It moves `at_once` parts at a time, also after a restart, until all are away. `cluster` shows
+    this. `undo` ends it. What was moved does not come back then. Raises `UsageError` if no
+    other broker takes parts.
     """
     _check_broker(broker)
     if not 1 <= at_once <= AT_ONCE_MAX:
@@ -196,9 +196,9 @@ def drain_broker(broker: int, *, undo: bool = False, at_once: int = 1) -> Asking
 def forget_broker(broker: int, *, force: bool = False) -> Asking[Nothing]:
     """Let the other brokers have the parts of one that is gone for good. See docs/parts.md.
 
-    They open them from its bucket. What it had acknowledged and not shipped is not there. It can
-    never come back with its data directory. Raises `Refused` (E_NOT_EMPTY) if it still ships,
-    unless `force` is True. A broker without parts is only left out from then on.
+    They open them from its bucket. What it had acknowledged and not shipped is not there. It
+    can never come back with its data directory. Raises `Refused` (E_NOT_EMPTY) if it still
+    ships, unless `force` is True. A broker without parts is only left out from then on.
     """
     return ask_admin(ForgetBrokerRequest(broker=_check_broker(broker), force=force))
 
@@ -208,8 +208,8 @@ def set_auto_balance(
 ) -> Asking[Nothing]:
     """Let the brokers of the cluster balance their parts by themselves, or not.
 
-    `at_once`: how many parts move at a time. `rate`: how many bytes a broker moves in a second on
-    average, 0 for any number. `gone_after`: after how many seconds of silence a broker is
+    `at_once`: how many parts move at a time. `rate`: how many bytes a broker moves in a second
+    on average, 0 for any number. `gone_after`: after how many seconds of silence a broker is
     forgotten, at least 60, or 0 for never.
     """
     if not 1 <= at_once <= AT_ONCE_MAX:
