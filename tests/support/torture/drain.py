@@ -8,7 +8,7 @@ Each turn makes the parts move in one of these ways, with kills at random moment
 | drain | the command, the broker that drains, or another one |
 | balance | the command, or any broker |
 | auto | any broker |
-| forget | a broker for ever, with its disk, and the command. Then a new broker joins |
+| forget | a broker for ever, with its disk, and the command. Then a new broker joins at its address |
 
 All topics have --sync bucket, so nothing may be lost even when a disk is lost. At the end, the log
 of all parts must have each acknowledged message exactly once, and each key in order.
@@ -66,12 +66,13 @@ class DrainTorture:
                     getattr(self, f"_{way}")(cluster)
                     self.done[way] += 1
                     self.moved = moves_of(directory_of(cluster))
+                    traffic.goes_on()
+                    assert not traffic.failures, traffic.failures
                     print(
                         f"{way}: {self.moved} moves, {sum(self.kills.values())} kills, "
                         f"{len(traffic.acknowledged):,} messages",
                         flush=True,
                     )
-                traffic.goes_on()
             self.acknowledged = len(traffic.acknowledged)
             check_log(cluster, "t", traffic.acknowledged)
 
@@ -110,6 +111,7 @@ class DrainTorture:
         self._with_kills(cluster, forget)
         self._order(cluster, *forget)
         new = cluster.add()
+        new.port = lost.port  # clients know only the addresses of their URL
         cluster.brokers.append(new.start())
         wait_for(lambda: len(live(cluster)) == BROKERS, TURN_S, "a new broker in the directory")
 
