@@ -415,7 +415,8 @@ class TakePart(Order[Done]):
     broker was forgotten, and may have given them out.
 
     Done.data: {"row": the row of the part in the registry of the other broker, "start", "end",
-    "archived": the offsets, and the messages that are only in the archive}. Failed: E_BUCKET, E_CHECKSUM, E_DISK_FULL.
+    "archived": the offsets, and the messages that are only in the archive}. Failed: E_BUCKET,
+    E_CHECKSUM, E_DISK_FULL.
     """
 
     op: ClassVar[int] = 58

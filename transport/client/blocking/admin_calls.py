@@ -97,9 +97,9 @@ class AdminCalls(Asker):
     def drain_broker(self, broker: int, *, undo: bool = False, at_once: int = 1) -> Nothing:
         """Let the broker with this number move all its parts to others. It takes no new ones.
 
-        It moves `at_once` parts at a time, also after a restart, until all are away. `cluster` shows
-        this. `undo` ends it. What was moved does not come back then. Raises `UsageError` if no
-        other broker takes parts.
+        It moves `at_once` parts at a time, also after a restart, until all are away. `cluster`
+        shows this. `undo` ends it. What was moved does not come back then. Raises `UsageError` if
+        no other broker takes parts.
         """
         return self._carry_out(administration.drain_broker(broker, undo=undo, at_once=at_once))
 

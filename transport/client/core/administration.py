@@ -183,9 +183,9 @@ def cluster(*, fresh: bool = False) -> Asking[ClusterAnswer]:
 def drain_broker(broker: int, *, undo: bool = False, at_once: int = 1) -> Asking[Nothing]:
     """Let the broker with this number move all its parts to others. It takes no new ones.
 
-    It moves `at_once` parts at a time, also after a restart, until all are away. `cluster` shows
-    this. `undo` ends it. What was moved does not come back then. Raises `UsageError` if no
-    other broker takes parts.
+    It moves `at_once` parts at a time, also after a restart, until all are away. `cluster`
+    shows this. `undo` ends it. What was moved does not come back then. Raises `UsageError` if
+    no other broker takes parts.
     """
     _check_broker(broker)
     if not 1 <= at_once <= AT_ONCE_MAX:

@@ -216,3 +216,15 @@ def test_parts_that_their_adopters_do_not_open_are_opened_by_others(
     world.now_ns += int((ORPHANS_S + 1) * S)
     world.balancing.tick(world.now_ns)
     assert adopted() == {"t#0", "t#1", "t#2"}
+
+
+def test_with_auto_only_so_many_parts_of_the_cluster_move_at_a_time(
+    make: Callable[..., World],
+) -> None:
+    world = make(0, 0, 0, 0, 0, 0)
+    world.add(AutoEntry(world.id(), True, 0, 2, 0))
+    for _ in range(4):
+        world.pass_(10)
+        if world.answers:
+            world.answer()
+    assert len(world.orders) == 2, "without a rate"
