@@ -54,6 +54,9 @@ EXAMPLES: Final[Mapping[type[r.AdminRequest[Any]], r.AdminRequest[Any]]] = {
         r.AddPartsRequest("t", count=2, brokers=(0, 1)),
         r.MovePartRequest("t#1", broker=3),
         r.RemovePartRequest("t#1", force=True),
+        r.DrainBrokerRequest(broker=1, draining=False, at_once=3),
+        r.ForgetBrokerRequest(broker=1, force=True),
+        r.SetAutoRequest(on=True, rate=1_000_000, at_once=2, gone_after=600),
         r.CheckDrainedRequest("t#1"),
     )
 }

@@ -466,6 +466,43 @@ class CheckDrainedRequest(AdminRequest[PartRemoved]):
     """
 
 
+@record(kw_only=True)
+class DrainBrokerRequest(AdminRequest[Nothing]):
+    """Let the broker with the number `broker` move its parts to others, `at_once` at a time.
+
+    Without `draining`, it keeps the parts that it has, and takes new ones.
+    """
+
+    broker: int
+    draining: bool = True
+    at_once: int = 1
+
+
+@record(kw_only=True)
+class ForgetBrokerRequest(AdminRequest[Nothing]):
+    """Let the others have the parts of the broker with the number `broker`, which is gone for good.
+    With `force`, it is not checked whether it still ships.
+    """
+
+    broker: int
+    force: bool = False
+
+
+@record(kw_only=True)
+class SetAutoRequest(AdminRequest[Nothing]):
+    """Set whether the brokers of the cluster balance their parts by themselves.
+
+    At most `at_once` parts move at a time. After each, its broker waits, so that it moves at most
+    `rate` bytes in a second (0: any number). A broker that is silent for `gone_after` seconds is
+    forgotten (0: never).
+    """
+
+    on: bool
+    rate: int = 0
+    at_once: int = 1
+    gone_after: int = 0
+
+
 class Scope(Enum):
     """The thing that a request is about, which says what names it has."""
 
@@ -571,6 +608,9 @@ REQUESTS: Final = (
     _changing(AddPartsRequest, "add_parts", Scope.TOPIC),
     _changing(MovePartRequest, "move", Scope.TOPIC, is_repeatable=True),
     _changing(RemovePartRequest, "remove_part", Scope.TOPIC),
+    RequestRow(DrainBrokerRequest, "broker drain", Scope.BROKER, Action.ADMINISTER),
+    RequestRow(ForgetBrokerRequest, "broker forget", Scope.BROKER, Action.ADMINISTER),
+    RequestRow(SetAutoRequest, "cluster auto", Scope.BROKER, Action.ADMINISTER),
     RequestRow(
         CheckDrainedRequest,
         "drained",

@@ -130,7 +130,7 @@ class Commands:
                 self._parts.manage(request_of(message), self._manage)
             elif isinstance(message, p.Stats):
                 self._parts.stats(message, self._stats)
-            elif isinstance(message, (p.DirectoryEntries, p.DirectoryTrouble)):
+            elif isinstance(message, (p.DirectoryEntries, p.DirectoryTrouble, p.BrokersSeen)):
                 self._parts.heard(mail.envelope, message)
             elif isinstance(message, p.Over):
                 deletion.over(self._requests, mail.envelope, message)

@@ -94,6 +94,39 @@ class AdminCalls(Asker):
         """
         return await self._carry_out(administration.cluster(fresh=fresh))
 
+    async def drain_broker(self, broker: int, *, undo: bool = False, at_once: int = 1) -> Nothing:
+        """Let the broker with this number move all its parts to others. It takes no new ones.
+
+        It moves `at_once` parts at a time, also after a restart, until all are away. `cluster`
+        shows this. `undo` ends it. What was moved does not come back then. Raises `UsageError` if
+        no other broker takes parts.
+        """
+        return await self._carry_out(
+            administration.drain_broker(broker, undo=undo, at_once=at_once)
+        )
+
+    async def forget_broker(self, broker: int, *, force: bool = False) -> Nothing:
+        """Let the other brokers have the parts of one that is gone for good. See docs/parts.md.
+
+        They open them from its bucket. What it had acknowledged and not shipped is not there. It
+        can never come back with its data directory. Raises `Refused` (E_NOT_EMPTY) if it still
+        ships, unless `force` is True. A broker without parts is only left out from then on.
+        """
+        return await self._carry_out(administration.forget_broker(broker, force=force))
+
+    async def set_auto_balance(
+        self, on: bool, *, rate: int = 0, at_once: int = 1, gone_after: int = 0
+    ) -> Nothing:
+        """Let the brokers of the cluster balance their parts by themselves, or not.
+
+        `at_once`: how many parts move at a time. `rate`: how many bytes a broker moves in a second
+        on average, 0 for any number. `gone_after`: after how many seconds of silence a broker is
+        forgotten, at least 60, or 0 for never.
+        """
+        return await self._carry_out(
+            administration.set_auto_balance(on, rate=rate, at_once=at_once, gone_after=gone_after)
+        )
+
     async def configure_topic(
         self, name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]
     ) -> TopicConfigured:

@@ -39,9 +39,11 @@ from ...wire.admin_requests import (
     CreateTopicRequest,
     DeleteRequest,
     DisconnectRequest,
+    DrainBrokerRequest,
     EmptyRequest,
     EndedRequest,
     EndSilenceRequest,
+    ForgetBrokerRequest,
     HandoverRequest,
     HistoryRequest,
     ListDelayedRequest,
@@ -60,6 +62,7 @@ from ...wire.admin_requests import (
     RunScheduleRequest,
     ScheduleRequest,
     SeekRequest,
+    SetAutoRequest,
     SetScheduleRequest,
     Side,
     SilenceAlarmRequest,
@@ -95,6 +98,8 @@ from .asking import Asking, Place, ask_admin, ask_stats, carried, on_wire, seek_
 from .message import parse_id, part_in_id
 from .publish_arguments import as_attributes, as_body
 
+AT_ONCE_MAX: Final = 100  # parts that move at a time
+GONE_AFTER_MIN: Final = 60
 FIND_MAX: Final = 20  # parts at other brokers that are asked for one message
 
 
@@ -151,9 +156,7 @@ def move_part(part: str, broker: int) -> Asking[Moving]:
     completed.
     """
     _check_part(part, "moved")
-    if type(broker) is not int or broker < 0:
-        raise UsageError(E_BAD_ARGUMENT, f"broker must be a number from 0 on, not {broker!r:.40}")
-    return ask_admin(MovePartRequest(part, broker=broker))
+    return ask_admin(MovePartRequest(part, broker=_check_broker(broker)))
 
 
 def remove_part(part: str, force: bool = False) -> Asking[PartRemoved]:
@@ -175,6 +178,48 @@ def cluster(*, fresh: bool = False) -> Asking[ClusterAnswer]:
     with parts. Then `is_shared` is False.
     """
     return ask_admin(ClusterRequest(fresh=fresh))
+
+
+def drain_broker(broker: int, *, undo: bool = False, at_once: int = 1) -> Asking[Nothing]:
+    """Let the broker with this number move all its parts to others. It takes no new ones.
+
+    It moves `at_once` parts at a time, also after a restart, until all are away. `cluster`
+    shows this. `undo` ends it. What was moved does not come back then. Raises `UsageError` if
+    no other broker takes parts.
+    """
+    _check_broker(broker)
+    if not 1 <= at_once <= AT_ONCE_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"at_once must be 1 to {AT_ONCE_MAX}, not {at_once}")
+    return ask_admin(DrainBrokerRequest(broker=broker, draining=not undo, at_once=at_once))
+
+
+def forget_broker(broker: int, *, force: bool = False) -> Asking[Nothing]:
+    """Let the other brokers have the parts of one that is gone for good. See docs/parts.md.
+
+    They open them from its bucket. What it had acknowledged and not shipped is not there. It
+    can never come back with its data directory. Raises `Refused` (E_NOT_EMPTY) if it still
+    ships, unless `force` is True. A broker without parts is only left out from then on.
+    """
+    return ask_admin(ForgetBrokerRequest(broker=_check_broker(broker), force=force))
+
+
+def set_auto_balance(
+    on: bool, *, rate: int = 0, at_once: int = 1, gone_after: int = 0
+) -> Asking[Nothing]:
+    """Let the brokers of the cluster balance their parts by themselves, or not.
+
+    `at_once`: how many parts move at a time. `rate`: how many bytes a broker moves in a second
+    on average, 0 for any number. `gone_after`: after how many seconds of silence a broker is
+    forgotten, at least 60, or 0 for never.
+    """
+    if not 1 <= at_once <= AT_ONCE_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"at_once must be 1 to {AT_ONCE_MAX}, not {at_once}")
+    if rate < 0:
+        raise UsageError(E_BAD_ARGUMENT, f"rate must be at least 0, not {rate}")
+    if gone_after and gone_after < GONE_AFTER_MIN:
+        text = f"gone_after must be 0 or at least {GONE_AFTER_MIN} s, not {gone_after}"
+        raise UsageError(E_BAD_ARGUMENT, text)
+    return ask_admin(SetAutoRequest(on=on, rate=rate, at_once=at_once, gone_after=gone_after))
 
 
 def configure_topic(
@@ -748,3 +793,9 @@ def _parts_with(topic: str, name: str) -> Asking[list[str]]:
     """
     rows = yield from schedule_list(topic)
     return [row["topic"] for row in rows if row["name"] == name]
+
+
+def _check_broker(broker: int) -> int:
+    if type(broker) is not int or broker < 0:
+        raise UsageError(E_BAD_ARGUMENT, f"broker must be a number from 0 on, not {broker!r:.40}")
+    return broker
