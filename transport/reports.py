@@ -169,6 +169,7 @@ class DeliveryFacts(ChannelCounters):
     paused: bool
     client_count: int
     backing_off_count: int
+    limited_since: int | None
 
 
 class ChannelFacts(TypedDict):

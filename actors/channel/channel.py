@@ -480,7 +480,10 @@ class ChannelActor(Actor[ChannelStart]):
         usual = super()._wait_ms()
         if self.core.holds:
             usual = min(usual, options.HOLD_MS)
-        return min(usual, self.commits.wait_ms(time.monotonic_ns()))
+        now_ns = time.monotonic_ns()
+        if not self.stopping and (due_ns := self.core.limit_due_ns(now_ns)):
+            usual = min(usual, -((now_ns - due_ns) // NS_PER_MS))
+        return min(usual, self.commits.wait_ms(now_ns))
 
     def _row(self, next_offset: int) -> ChannelRow:
         # Of an ephemeral channel's holes, the storage keeps only the deferred ones. `first` is the
@@ -496,6 +499,9 @@ class ChannelActor(Actor[ChannelStart]):
             self.core.stored_begin(next_offset),
             tuple(self.supply.emptied),
             self.due_clock.now_ns() if self.supply.deferred.rows else None,
+            self.core.limit.full_ns(time.monotonic_ns(), time.time_ns())
+            if self.core.limit is not None
+            else None,
         )
 
     def _save(self) -> None:

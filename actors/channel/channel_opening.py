@@ -19,6 +19,7 @@ from ..settings import channel_settings, options
 from .core import ChannelCore
 from .deferred import Deferred
 from .lease import Hole
+from .rate_limit import restored
 
 _WAIT_MS = 10_000
 
@@ -92,6 +93,9 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
         channel,
         random.random,
     )
+    if row.limit_full_ns is not None:
+        now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+        core.limit = restored(settings, row.limit_full_ns, now_ns, wall_ns)
     # An import from nsqd does not store `begin`.
     begin = row.next_offset if row.begin is None else row.begin
     # Rates are measured from here on.

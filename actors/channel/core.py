@@ -30,11 +30,12 @@ from ...transport.errors import (
 )
 from ...transport.reports import ChannelCounters
 from ...transport.settings import NONE, ChannelSettings
-from ...transport.units import NS_PER_MS
+from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire.protocol import (
     BACKOFF,
     DEAD,
     EXPIRED,
+    READY_MAX,
     REQUEUE_DELAY_MS_MAX,
     UNBEGUN,
     Range,
@@ -61,6 +62,7 @@ from .lease import (
 from .measurements import Measurements
 from .ordered import OrderedSupply
 from .priorities import PrioritySupply
+from .rate_limit import limit_of
 from .supply import Picked, Supply, used
 from .turns import Turns, has_room
 
@@ -122,6 +124,8 @@ class ChannelCore:
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
         self._sifter: Subscriber | None = None  # the consumer that gets the suspects
         self._held = 0  # messages that consumers hold and that no handler has begun
+        self.limit = limit_of(self.settings)
+        self._limited_ns = 0  # since when the limit withholds messages (wall clock), or 0
         self._recall_ns = 0  # when idle consumers are looked for next, or 0
         self._ending = False
         self.holds = False  # it gives out no message for a moment, because it is to move
@@ -130,6 +134,9 @@ class ChannelCore:
         """Apply these settings from now on. Settings listed in `FIXED` stay as they were."""
         self.settings = settings
         self.supply.configure(settings)
+        self.limit = limit_of(settings, self.limit)
+        if self.limit is None:
+            self._limited_ns = 0
 
     # Consumers
 
@@ -224,11 +231,14 @@ class ChannelCore:
             return None
         if self.is_wanted():
             self.supply.look_ahead(self._lease_rows, wall_ns)
-        if (delivery := self._next_apart(now_ns, wall_ns)) is not None:
+        most = self._most(now_ns, wall_ns)
+        if not most:
+            return None
+        if (delivery := self._next_apart(now_ns, wall_ns, most)) is not None:
             return delivery
         share = self._share(wall_ns)
         while not self.paused and (consumer := self._turns.first(share)) is not None:
-            room = consumer.ready - consumer.in_flight
+            room = min(most, consumer.ready - consumer.in_flight)
             if consumer.in_flight < share:
                 room = min(room, share - consumer.in_flight)
             picked = self.supply.pick(consumer, room, self._lease_rows, wall_ns)
@@ -242,7 +252,31 @@ class ChannelCore:
                 return self._lease(consumer, picked, block, now_ns)
         return None
 
-    def _next_apart(self, now_ns: int, wall_ns: int) -> OutgoingDelivery | None:
+    def _most(self, now_ns: int, wall_ns: int) -> int:
+        """Return how many messages the channel's rate allows now."""
+        if self.limit is None:
+            return READY_MAX
+        room = self.limit.room(now_ns, self._held)
+        if not self.is_wanted():
+            self._limited_ns = 0
+        elif self.supply.has_ready() or self.supply.next_offset < self.supply.head:
+            if not room and self._turns.first() is not None:
+                self._limited_ns = self._limited_ns or wall_ns
+        else:
+            self._limited_ns = 0
+        return room
+
+    def limit_due_ns(self, now_ns: int) -> int:
+        """Return when the channel's rate allows the next message that waits, or 0 if it does not
+        limit the channel now.
+
+        It is 0, too, if messages may go when a consumer has begun those that it holds.
+        """
+        if self.limit is None or not self._limited_ns or self.limit.tokens(now_ns) > 0:
+            return 0
+        return self.limit.due_ns(now_ns)
+
+    def _next_apart(self, now_ns: int, wall_ns: int, most: int) -> OutgoingDelivery | None:
         """Return the next suspects, if the consumer that sifts them holds nothing."""
         sifter = self._sifter
         if sifter is not None and sifter.ready == 0:
@@ -256,7 +290,7 @@ class ChannelCore:
             sifter = self._sift(min(takers, key=lambda taker: taker.in_flight, default=None))
         if sifter is None or sifter.in_flight:
             return None
-        picked = self.supply.pick_apart(sifter, sifter.ready, wall_ns)
+        picked = self.supply.pick_apart(sifter, min(most, sifter.ready), wall_ns)
         block = self._joined(picked) if picked is not None else None
         if picked is None or block is None:
             return None
@@ -312,6 +346,8 @@ class ChannelCore:
         self._token += 1
         runs, parts = picked.runs, picked.parts
         count = total(runs)
+        if self.limit is not None:
+            self.limit.take(count)
         size = sum(part.length * (stop - start) // part.count for part, start, stop in parts)
         consumer.bytes_out += size
         # The runs are sorted, because answers are matched in ascending order.
@@ -456,6 +492,8 @@ class ChannelCore:
         """
         taken, refused = self._answered(peer, token, ranges)
         if delay_ms == UNBEGUN:
+            if self.limit is not None:
+                self.limit.give_back(total(taken))
             self.supply.back(used(taken), RETURNED)
             return refused
         if delay_ms == EXPIRED:
@@ -551,7 +589,9 @@ class ChannelCore:
         if not self._recall_ns or now_ns < self._recall_ns:
             return []
         self._recall_ns = 0
-        if not self._held or self.paused or self.supply.has_ready() or len(self.consumers) < 2:
+        if not self._held or self.paused or len(self.consumers) < 2:
+            return []
+        if self.supply.has_ready() and (self.limit is None or self.limit.room(now_ns, self._held)):
             return []
         room = sum(
             one.ready for one in self.consumers.values() if has_room(one) and not one.in_flight
@@ -742,6 +782,7 @@ class ChannelCore:
             "paused": self.paused,
             "client_count": len(self.consumers),
             "backing_off_count": self._backing_off,
+            "limited_since": self._limited_ns // NS_PER_S or None,
             **cast("ChannelCounters", self.counters),
         }
 

@@ -89,6 +89,32 @@ def spelled(seconds: float) -> str:
     return text + (f"{left:.3f}".rstrip("0").rstrip(".") + "s" if left or not text else "")
 
 
+UNITS_RATE: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
+_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:/\s*([a-z]+))?", re.ASCII)
+
+
+def parse_rate(text: str) -> float:
+    """Return the messages a second of 100, 100/s, 30/m, 5/h or 1/d.
+
+    Raises `ValueError`, which says what is wrong.
+    """
+    match = _RATE.fullmatch(text.strip().lower())
+    if match is None or (match[2] or "s") not in UNITS_RATE:
+        raise ValueError(
+            f"{text!r} is not a rate; use a number with /s, /m, /h or /d, as in 100/s or 30/m"
+        )
+    return float(match[1]) / UNITS_RATE[match[2] or "s"]
+
+
+def spelled_rate(rate: float) -> str:
+    """Return messages a second in the form that `parse_rate` accepts: 0.5 as 30/m."""
+    for unit in ("s", "m", "h"):
+        count = round(rate * UNITS_RATE[unit], 6)
+        if count >= 1 and (count == int(count) or unit == "h"):
+            return f"{count:.6f}".rstrip("0").rstrip(".") + f"/{unit}"
+    return f"{rate * UNITS_RATE['d']:.6f}".rstrip("0").rstrip(".") + "/d"
+
+
 def parse_count(text: str) -> int:
     """Return a number of 0 or more. Raises `ValueError`, which says what is wrong."""
     if not (text.isascii() and text.strip().isdecimal()):
@@ -168,6 +194,11 @@ class BoundedSize(SizeType):
 class Seconds(_Quantity):
     name = "time"
     parse = staticmethod(parse_seconds)
+
+
+class Rate(_Quantity):
+    name = "rate"
+    parse = staticmethod(parse_rate)
 
 
 class BoundedSeconds(Seconds):
