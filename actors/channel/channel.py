@@ -43,6 +43,7 @@ from .lease import Departure, Peer, Subscriber
 from .peeks import Peeks
 from .serving_policy import serving_policy_class
 from .skips import Skips
+from .supply import Supply
 
 DISCONNECTED: Final = "an operator has disconnected this consumer; subscribe again"
 
@@ -60,7 +61,6 @@ class ChannelActor(Actor[ChannelStart]):
         self.settings_own = opened.row.settings or ChannelOptions()
         self.last_consumer = LastConsumer(time.monotonic_ns()) if is_ephemeral(self.name) else None
         self.core = make_delivery(self.key, self.name, opened)
-        self.supply = self.core.supply
         known_ns = opened.row.clock_ns if self.supply.deferred.rows else None
         self.due_clock = DueClock(not_before_ns=known_ns or 0)
         self.feed = Feed(self.name)
@@ -83,6 +83,10 @@ class ChannelActor(Actor[ChannelStart]):
         self._hold_until_ns = 0
         self._corrupt_told = self._corrupt_limit = self._corrupt_until_ns = 0
         return {"front": self.given.front, "settings": self.settings_own}
+
+    @property
+    def supply(self) -> Supply:
+        return self.core.supply
 
     def may_drop_start(self) -> bool:
         return True

@@ -48,6 +48,7 @@ from ..runtime.pulses import ChannelDetails, DeliveryPulse
 from ..settings import options
 from ..statistics.schema import COUNTERS
 from .deferred import Deferred, Row
+from .fair import FairSupply
 from .filters import ChannelFilter
 from .lease import (
     Changes,
@@ -83,7 +84,9 @@ def half() -> float:
 def _kind(settings: ChannelSettings) -> type[Supply]:
     if settings.ordered:
         return OrderedSupply
-    return PrioritySupply if settings.priorities else Supply
+    if settings.priorities:
+        return PrioritySupply
+    return FairSupply if settings.is_fair else Supply
 
 
 class ChannelCore:
@@ -133,7 +136,10 @@ class ChannelCore:
     def configure(self, settings: ChannelSettings) -> None:
         """Apply these settings from now on. Settings listed in `FIXED` stay as they were."""
         self.settings = settings
-        self.supply.configure(settings)
+        if _kind(settings) is type(self.supply):
+            self.supply.configure(settings)
+        else:
+            self.supply = self.supply.successor(_kind(settings), settings)
         self.limit = limit_of(settings, self.limit)
         if self.limit is None:
             self._limited_ns = 0
@@ -229,6 +235,7 @@ class ChannelCore:
         """Return the next delivery, or None when no consumer has room or no message waits."""
         if self.supply.moving or self._ending or self.holds:
             return None
+        self.supply.now_ns = now_ns
         if self.is_wanted():
             self.supply.look_ahead(self._lease_rows, wall_ns)
         most = self._most(now_ns, wall_ns)
@@ -272,9 +279,11 @@ class ChannelCore:
 
         It is 0, too, if messages may go when a consumer has begun those that it holds.
         """
-        if self.limit is None or not self._limited_ns or self.limit.tokens(now_ns) > 0:
-            return 0
-        return self.limit.due_ns(now_ns)
+        if self.limit is not None and self.limit.tokens(now_ns) <= 0:
+            return self.limit.due_ns(now_ns) if self._limited_ns else 0
+        due_ns = self.supply.limit_due_ns()
+        # What was due has been tried already: it waits for a consumer, or for a block.
+        return due_ns if due_ns > now_ns and self.is_wanted() else 0
 
     def _next_apart(self, now_ns: int, wall_ns: int, most: int) -> OutgoingDelivery | None:
         """Return the next suspects, if the consumer that sifts them holds nothing."""
@@ -789,4 +798,4 @@ class ChannelCore:
     def details(self, now_ns: int, wall_ns: int) -> ChannelDetails:
         """Return the reports on consumers and the latencies."""
         details = self.measurements.details(self.consumers.values(), now_ns, wall_ns)
-        return {**details, "blocked_by": self.supply.blockers()}
+        return {**details, "blocked_by": self.supply.blockers(), "tenants": self.supply.tenants()}

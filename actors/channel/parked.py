@@ -335,8 +335,11 @@ class ParkedSupply(Supply):
 
     # Commits and moves
 
+    def _parked_runs(self) -> Iterable[Run]:
+        return chain(self._piles.runs(), self._unsorted)
+
     def _waiting_rows(self) -> Iterable[Run]:
-        return chain(super()._waiting_rows(), self._piles.runs(), self._unsorted)
+        return chain(super()._waiting_rows(), self._parked_runs())
 
     def seek(self, offset: int) -> None:
         self._piles.clear()
@@ -351,7 +354,7 @@ class ParkedSupply(Supply):
     # Reports
 
     def shown(self) -> dict[str, Iterator[Run]]:
-        return {**super().shown(), "parked": chain(self._piles.runs(), self._unsorted)}
+        return {**super().shown(), "parked": chain(self._parked_runs())}
 
     def statistics(self, head: int) -> SupplyPulse:
         """Return the report.
