@@ -175,7 +175,7 @@ class SupplyFacts(TypedDict):
     """For an ordered channel, the number of messages that wait for others with the same key. For a
     fair one or one with priorities, the number of messages that were read ahead.
     """
-    tenant_count: NotRequired[int]
+    tenant_count: int
     """For a fair channel, the number of keys, or tags, of the messages that were read ahead."""
 
 

@@ -171,6 +171,7 @@ class ChannelActor(Actor[ChannelStart]):
             consumer.timeout_ns // NS_PER_MS,
             consumer.heartbeat_ns // NS_PER_MS,
             self.core.settings.ordered,
+            options.FAIR_BUFFER_MS if self.core.settings.is_fair else 0,
         )
         if not port.send(mail.envelope, answer):
             self.core.unsubscribe(mail.envelope)

@@ -836,6 +836,7 @@ class Supply:
             "deferred_full": self.deferred.is_full(),
             "dying_count": self.dying.messages(),
             "next_offset": self.next_offset,
+            "tenant_count": 0,
             "requeued_waiting": again,
             "window_end": self.window_end,
         }

@@ -282,6 +282,9 @@ FAIR_LOOSE_WEIGHT: Final = 16
 # The most keys without messages whose buckets (`max_rate_per_key`) are remembered until they are
 # full. Beyond that, those that are longest without messages are forgotten, and begin full.
 FAIR_BUCKETS_MAX: Final = 100_000
+# The time of handlers for which a consumer of a fair channel should hold messages. What it holds goes
+# before the first message of a new key.
+FAIR_BUFFER_MS: Final = 50
 TENANTS_SHOWN: Final = 5  # the most keys in the statistics of a fair channel
 FETCHES_MAX: Final = 4  # the most unanswered reads of blocks for redelivery
 CONSUMERS_MAX: Final = 10_000

@@ -29,7 +29,7 @@ import zmq
 
 from ...actors.channel.admission import consumer_of
 from ...actors.channel.lease import OutgoingDelivery
-from ...actors.settings import channel_settings, closing
+from ...actors.settings import channel_settings, closing, options
 from ...actors.settings.options import ServeOptions
 from ...actors.supervisor.commands.topic_settings import checked
 from ...storage.delayed.delayed_format import DelayedKey, parse_key
@@ -427,6 +427,7 @@ class MemoryBroker(BrokerForTests):
                 consumer.timeout_ns // NS_PER_MS,
                 consumer.heartbeat_ns // NS_PER_MS,
                 core.settings.ordered,
+                options.FAIR_BUFFER_MS if core.settings.is_fair else 0,
             )
             # A step of the clock is longer than heartbeats, and no consumer is lost by it.
             consumer.heartbeat_ns = 1 << 60
