@@ -23,6 +23,7 @@ from ...transport.settings import ATTEMPTS_MAX, ChannelOptions
 from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire import protocol as p
 from ...transport.wire.admin_requests import END
+from ..primitives.boot_clock import boot_ns
 from ..primitives.ranges import ranges_of
 from ..runtime.actor import Actor
 from ..runtime.link_ends import LinkEnds
@@ -374,9 +375,9 @@ class ChannelActor(Actor[ChannelStart]):
         """Send deliveries. Return True if more messages wait than one turn may send."""
         if self.closed:  # consumers stay until their finishes are committed
             return False
-        now, wall = time.monotonic_ns(), time.time_ns()
+        now, wall, passed_ns = time.monotonic_ns(), time.time_ns(), boot_ns()
         for _ in range(options.DRAIN_MAX):
-            delivery = self.core.next_delivery(now, wall)
+            delivery = self.core.next_delivery(now, wall, passed_ns)
             if delivery is None:
                 return self.core.has_more()
             message = p.Deliver(
@@ -485,10 +486,10 @@ class ChannelActor(Actor[ChannelStart]):
         usual = super()._wait_ms()
         if self.core.holds:
             usual = min(usual, options.HOLD_MS)
-        now_ns = time.monotonic_ns()
-        if not self.stopping and (due_ns := self.core.limit_due_ns(now_ns)):
-            usual = min(usual, -((now_ns - due_ns) // NS_PER_MS))
-        return min(usual, self.commits.wait_ms(now_ns))
+        passed_ns = boot_ns()
+        if not self.stopping and (due_ns := self.core.limit_due_ns(passed_ns)):
+            usual = min(usual, -((passed_ns - due_ns) // NS_PER_MS))
+        return min(usual, self.commits.wait_ms(time.monotonic_ns()))
 
     def _row(self, next_offset: int) -> ChannelRow:
         # Of an ephemeral channel's holes, the storage keeps only the deferred ones. `first` is the
@@ -504,7 +505,7 @@ class ChannelActor(Actor[ChannelStart]):
             self.core.stored_begin(next_offset),
             tuple(self.supply.emptied),
             self.due_clock.now_ns() if self.supply.deferred.rows else None,
-            self.core.limit.full_ns(time.monotonic_ns(), time.time_ns())
+            self.core.limit.full_ns(boot_ns(), time.time_ns())
             if self.core.limit is not None
             else None,
         )

@@ -12,6 +12,7 @@ from ...transport.errors import ZsqError
 from ...transport.names import is_ephemeral
 from ...transport.settings import NewChannelSettings
 from ...transport.wire import protocol as p
+from ..primitives.boot_clock import boot_ns
 from ..primitives.ranges import Span
 from ..runtime.actor import StartFailed
 from ..runtime.port import Mail, Port
@@ -94,8 +95,7 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
         random.random,
     )
     if row.limit_full_ns is not None:
-        now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
-        core.limit = restored(settings, row.limit_full_ns, now_ns, wall_ns)
+        core.limit = restored(settings, row.limit_full_ns, boot_ns(), time.time_ns())
     # An import from nsqd does not store `begin`.
     begin = row.next_offset if row.begin is None else row.begin
     # Rates are measured from here on.

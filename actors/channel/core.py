@@ -198,6 +198,8 @@ class ChannelCore:
             lease = self._end_lease(token)
             if lease.apart and lost:
                 self.supply.apart.left(lease.runs)
+            if how is Departure.LEFT and self.limit is not None:
+                self.limit.give_back(total(lease.held))
             runs = used(lease.runs) if how is Departure.SENT_AWAY else sorted(lease.used())
             if lost and self.settings.max_attempts:
                 self.supply.suspect(runs, LOST)
@@ -231,14 +233,19 @@ class ChannelCore:
 
     # Deliveries
 
-    def next_delivery(self, now_ns: int, wall_ns: int) -> OutgoingDelivery | None:
-        """Return the next delivery, or None when no consumer has room or no message waits."""
+    def next_delivery(
+        self, now_ns: int, wall_ns: int, boot_ns: int | None = None
+    ) -> OutgoingDelivery | None:
+        """Return the next delivery, or None when no consumer has room or no message waits.
+
+        `boot_ns` is the clock of the rates, see `rate_limit.py`. By default it is `now_ns`.
+        """
         if self.supply.moving or self._ending or self.holds:
             return None
-        self.supply.now_ns = now_ns
+        boot_ns = self.supply.boot_ns = now_ns if boot_ns is None else boot_ns
         if self.is_wanted():
             self.supply.look_ahead(self._lease_rows, wall_ns)
-        most = self._most(now_ns, wall_ns)
+        most = self._most(boot_ns, wall_ns)
         if not most:
             return None
         if (delivery := self._next_apart(now_ns, wall_ns, most)) is not None:
@@ -259,11 +266,11 @@ class ChannelCore:
                 return self._lease(consumer, picked, block, now_ns)
         return None
 
-    def _most(self, now_ns: int, wall_ns: int) -> int:
+    def _most(self, boot_ns: int, wall_ns: int) -> int:
         """Return how many messages the channel's rate allows now."""
         if self.limit is None:
             return READY_MAX
-        room = self.limit.room(now_ns, self._held)
+        room = self.limit.room(boot_ns, self._held)
         if not self.is_wanted():
             self._limited_ns = 0
         elif self.supply.has_ready() or self.supply.next_offset < self.supply.head:
@@ -273,17 +280,17 @@ class ChannelCore:
             self._limited_ns = 0
         return room
 
-    def limit_due_ns(self, now_ns: int) -> int:
-        """Return when the channel's rate allows the next message that waits, or 0 if it does not
-        limit the channel now.
+    def limit_due_ns(self, boot_ns: int) -> int:
+        """Return when the channel's rate allows the next message that waits, by the clock of boot
+        time, or 0 if it does not limit the channel now.
 
         It is 0, too, if messages may go when a consumer has begun those that it holds.
         """
-        if self.limit is not None and self.limit.tokens(now_ns) <= 0:
-            return self.limit.due_ns(now_ns) if self._limited_ns else 0
+        if self.limit is not None and self.limit.tokens(boot_ns) <= 0:
+            return self.limit.due_ns(boot_ns) if self._limited_ns else 0
         due_ns = self.supply.limit_due_ns()
         # What was due has been tried already: it waits for a consumer, or for a block.
-        return due_ns if due_ns > now_ns and self.is_wanted() else 0
+        return due_ns if due_ns > boot_ns and self.is_wanted() else 0
 
     def _next_apart(self, now_ns: int, wall_ns: int, most: int) -> OutgoingDelivery | None:
         """Return the next suspects, if the consumer that sifts them holds nothing."""
@@ -600,7 +607,9 @@ class ChannelCore:
         self._recall_ns = 0
         if not self._held or self.paused or len(self.consumers) < 2:
             return []
-        if self.supply.has_ready() and (self.limit is None or self.limit.room(now_ns, self._held)):
+        if self.supply.has_ready() and (
+            self.limit is None or self.limit.room(self.supply.boot_ns, self._held)
+        ):
             return []
         room = sum(
             one.ready for one in self.consumers.values() if has_room(one) and not one.in_flight

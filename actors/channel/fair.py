@@ -158,19 +158,19 @@ class Tenants:
         self.again_messages += run[1]
         return tenant
 
-    def queue(self, tenant: Tenant, now_ns: int) -> None:
+    def queue(self, tenant: Tenant, boot_ns: int) -> None:
         """Put a tenant where it belongs. It may be at the wrong place, but not in the line."""
         tenant.state = State.IDLE
         if not tenant.has_messages():
-            self._rest(tenant, now_ns)
+            self._rest(tenant, boot_ns)
             return
         self._resting.pop(tenant.key, None)
         if self.is_busy(tenant):
             tenant.state = State.IN_FLIGHT
-        elif tenant.limit is not None and not tenant.limit.room(now_ns):
+        elif tenant.limit is not None and not tenant.limit.room(boot_ns):
             tenant.state = State.RATE
             self._number += 1
-            heapq.heappush(self._due, (tenant.limit.due_ns(now_ns), self._number, tenant))
+            heapq.heappush(self._due, (tenant.limit.due_ns(boot_ns), self._number, tenant))
         else:
             tenant.state = State.IN_LINE
             self.line.append(tenant)
@@ -179,12 +179,12 @@ class Tenants:
         most = self.in_flight_max
         return 0 < most <= tenant.in_flight and tenant.key is not None
 
-    def _rest(self, tenant: Tenant, now_ns: int) -> None:
+    def _rest(self, tenant: Tenant, boot_ns: int) -> None:
         """Forget a tenant without messages, at once or when its bucket is full."""
         tenant.credit = 0
         if tenant.in_flight:
             return
-        if tenant.limit is None or tenant.limit.is_full(now_ns):
+        if tenant.limit is None or tenant.limit.is_full(boot_ns):
             self._tenants.pop(tenant.key, None)
             self._resting.pop(tenant.key, None)
             return
@@ -192,41 +192,41 @@ class Tenants:
         if len(self._resting) > options.FAIR_BUCKETS_MAX:
             del self._tenants[self._resting.popitem(last=False)[0]]
 
-    def sweep(self, now_ns: int) -> None:
+    def sweep(self, boot_ns: int) -> None:
         """Forget the buckets that are full meanwhile. Those that rest longest come first."""
         while self._resting:
             key, tenant = next(iter(self._resting.items()))
-            if tenant.limit is not None and not tenant.limit.is_full(now_ns):
+            if tenant.limit is not None and not tenant.limit.is_full(boot_ns):
                 return
             del self._resting[key], self._tenants[key]
 
-    def wake(self, now_ns: int) -> None:
+    def wake(self, boot_ns: int) -> None:
         """Put the tenants whose rate allows a message in line again."""
-        while self._due and self._due[0][0] <= now_ns:
+        while self._due and self._due[0][0] <= boot_ns:
             _, _, tenant = heapq.heappop(self._due)
             if tenant.state is State.RATE:
-                self.queue(tenant, now_ns)
+                self.queue(tenant, boot_ns)
 
     def due_ns(self) -> int:
         return self._due[0][0] if self._due else 0
 
-    def queue_all(self, now_ns: int) -> None:
+    def queue_all(self, boot_ns: int) -> None:
         """Put all tenants in line again, because their limits or messages have changed."""
         self.line.clear()
         self._due.clear()
         for tenant in list(self._tenants.values()):
-            self.queue(tenant, now_ns)
+            self.queue(tenant, boot_ns)
 
     # Out
 
-    def allowance(self, tenant: Tenant, now_ns: int) -> int:
+    def allowance(self, tenant: Tenant, boot_ns: int) -> int:
         """Return how many messages the limits of this tenant allow now."""
         if tenant.key is None:
             return 1 << 30
         most = 1 << 30
         if self._rate:
             tenant.limit = tenant.limit or RateLimit(self._rate, 0)
-            most = tenant.limit.room(now_ns)
+            most = tenant.limit.room(boot_ns)
         if self.in_flight_max:
             most = min(most, self.in_flight_max - tenant.in_flight)
         return most
@@ -354,7 +354,7 @@ class FairSupply(ParkedSupply):
         self._tenants.configure(settings)
         if not settings.max_in_flight_per_key:
             self._out.clear()
-        self._tenants.queue_all(self.now_ns)
+        self._tenants.queue_all(self.boot_ns)
 
     # In
 
@@ -393,7 +393,7 @@ class FairSupply(ParkedSupply):
             tenant = tenants.park(key, block.first_offset + low, high - low)
             if tenant.state is State.IDLE:
                 self._brings_new = True
-                tenants.queue(tenant, self.now_ns)
+                tenants.queue(tenant, self.boot_ns)
         return stop
 
     def _sort_again(self) -> None:
@@ -415,7 +415,7 @@ class FairSupply(ParkedSupply):
                     run = (block.first_offset + low, high - low, attempts)
                     tenant = self._tenants.put_again(key, run)
                     if tenant.state is State.IDLE:
-                        self._tenants.queue(tenant, self.now_ns)
+                        self._tenants.queue(tenant, self.boot_ns)
             self.looks -= stop - start
             if stop - start < count:
                 ready.appendleft((first + stop - start, count - (stop - start), attempts))
@@ -437,8 +437,8 @@ class FairSupply(ParkedSupply):
         if self._holds:
             return None
         self._sort_again()
-        self._tenants.wake(self.now_ns)
-        self._tenants.sweep(self.now_ns)
+        self._tenants.wake(self.boot_ns)
+        self._tenants.sweep(self.boot_ns)
         builder = DeliveryBuilder(room, options.PARKED_ALONE)
         self._serve(builder, consumer, room, wall_ns, new=self._may_give_new(rows_out))
         return builder.picked()
@@ -466,7 +466,7 @@ class FairSupply(ParkedSupply):
                     line.appendleft(tenant)
                 else:
                     tenant.credit = 0
-                    self._tenants.queue(tenant, self.now_ns)
+                    self._tenants.queue(tenant, self.boot_ns)
                 if filled is Filled.FULL or len(aside) >= options.FAIR_MISSED_MAX:
                     break
             if filled is Filled.FULL:
@@ -504,7 +504,7 @@ class FairSupply(ParkedSupply):
         new: bool,
     ) -> Filled:
         end = self._unsorted[0][0] if self._unsorted else self.next_offset
-        tenants, allowed = self._tenants, self._tenants.allowance(tenant, self.now_ns)
+        tenants, allowed = self._tenants, self._tenants.allowance(tenant, self.boot_ns)
         while tenant.credit > 0 and allowed > 0:
             may_new = new and bool(tenant.runs) and tenant.runs[0][0] < end
             again = bool(tenant.again) and not (tenant.again_last and may_new)
@@ -568,10 +568,10 @@ class FairSupply(ParkedSupply):
         if picked is not None:
             part, start, _ = picked.parts[0]
             tenant = self._tenants.of(self._key_at(part, part.first_offset + start))
-            self._tenants.allowance(tenant, self.now_ns)
+            self._tenants.allowance(tenant, self.boot_ns)
             self._sent(tenant, part.first_offset + start, 1)
             if tenant.state is State.IDLE:
-                self._tenants.queue(tenant, self.now_ns)
+                self._tenants.queue(tenant, self.boot_ns)
         return picked
 
     def _has_limits(self) -> bool:
@@ -593,7 +593,7 @@ class FairSupply(ParkedSupply):
                 if tenant is not None:
                     tenant.in_flight -= 1
                     if tenant.state in (State.IN_FLIGHT, State.IDLE):
-                        self._tenants.queue(tenant, self.now_ns)
+                        self._tenants.queue(tenant, self.boot_ns)
 
     def take_back(self, runs: Iterable[Run]) -> None:
         runs = list(runs)
@@ -628,12 +628,12 @@ class FairSupply(ParkedSupply):
 
     def _remove(self, start: int, stop: int) -> int:
         removed = super()._remove(start, stop)
-        self._tenants.queue_all(self.now_ns)
+        self._tenants.queue_all(self.boot_ns)
         return removed
 
     def skip_messages(self, ranges: Sequence[Range], deferred: Sequence[Row]) -> bool:
         moved = super().skip_messages(ranges, deferred)
-        self._tenants.queue_all(self.now_ns)
+        self._tenants.queue_all(self.boot_ns)
         return moved
 
     # Commits

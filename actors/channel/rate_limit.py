@@ -1,6 +1,7 @@
 """Rate limit: a bucket of tokens, one for each message that may be sent. No I/O.
 
-The bucket holds at most `burst` tokens and gets `rate` of them a second, of the monotonic clock.
+The bucket holds at most `burst` tokens and gets `rate` of them a second, by the clock of boot time:
+it does not follow the wall clock, and goes on while the machine is suspended.
 Each message that is sent takes one, a redelivery too: what is limited is how often handlers begin,
 and a failed attempt has begun. A message that comes back and that no handler has begun gives its
 token back.
@@ -51,23 +52,23 @@ class RateLimit:
         self._tokens = float(self.burst if tokens is None else min(max(0.0, tokens), self.burst))
         self._lump = max(1.0, min(rate * _LUMP_S, self.burst / 2))
 
-    def _refill(self, now_ns: int) -> None:
-        if now_ns > self._at_ns:
-            came = (now_ns - self._at_ns) * self.rate / NS_PER_S
+    def _refill(self, boot_ns: int) -> None:
+        if boot_ns > self._at_ns:
+            came = (boot_ns - self._at_ns) * self.rate / NS_PER_S
             self._tokens = min(self.burst, self._tokens + came)
-            self._at_ns = now_ns
+            self._at_ns = boot_ns
 
-    def tokens(self, now_ns: int) -> int:
+    def tokens(self, boot_ns: int) -> int:
         """Return how many whole tokens there are. It is below 0 for a bucket that owes some."""
-        self._refill(now_ns)
+        self._refill(boot_ns)
         return int(self._tokens + _ROUNDING)
 
-    def room(self, now_ns: int, held: int = 0) -> int:
+    def room(self, boot_ns: int, held: int = 0) -> int:
         """Return how many messages may be sent while consumers hold so many not begun."""
-        return max(0, min(self.tokens(now_ns), self.burst - held))
+        return max(0, min(self.tokens(boot_ns), self.burst - held))
 
-    def is_full(self, now_ns: int) -> bool:
-        self._refill(now_ns)
+    def is_full(self, boot_ns: int) -> bool:
+        self._refill(boot_ns)
         return self._tokens >= self.burst
 
     def take(self, count: int) -> None:
@@ -77,15 +78,15 @@ class RateLimit:
     def give_back(self, count: int) -> None:
         self._tokens = min(self.burst, self._tokens + count)
 
-    def due_ns(self, now_ns: int) -> int:
-        """Return when the bucket has as many tokens as are worth a delivery, `now_ns` at least."""
-        self._refill(now_ns)
+    def due_ns(self, boot_ns: int) -> int:
+        """Return when the bucket has as many tokens as are worth a delivery, `boot_ns` at least."""
+        self._refill(boot_ns)
         missing = self._lump - self._tokens
-        return now_ns + (int(missing * NS_PER_S / self.rate) + 1 if missing > 0 else 0)
+        return boot_ns + (int(missing * NS_PER_S / self.rate) + 1 if missing > 0 else 0)
 
-    def full_ns(self, now_ns: int, wall_ns: int) -> int:
+    def full_ns(self, boot_ns: int, wall_ns: int) -> int:
         """Return when the bucket becomes full, by the wall clock."""
-        self._refill(now_ns)
+        self._refill(boot_ns)
         return min(NUMBER_MAX, wall_ns + int((self.burst - self._tokens) * NS_PER_S / self.rate))
 
     def changed(self, rate: float, burst: int) -> RateLimit:
@@ -102,7 +103,7 @@ def limit_of(settings: ChannelSettings, before: RateLimit | None = None) -> Rate
 
 
 def restored(
-    settings: ChannelSettings, full_ns: int, now_ns: int, wall_ns: int
+    settings: ChannelSettings, full_ns: int, boot_ns: int, wall_ns: int
 ) -> RateLimit | None:
     """Return the bucket of a channel that starts, which its last process expected to be full then.
 
@@ -111,5 +112,5 @@ def restored(
     limit = limit_of(settings)
     if limit is not None and full_ns > wall_ns:
         missing = (full_ns - wall_ns) * limit.rate / NS_PER_S
-        return RateLimit(limit.rate, limit.burst, now_ns, limit.burst - missing)
+        return RateLimit(limit.rate, limit.burst, boot_ns, limit.burst - missing)
     return limit

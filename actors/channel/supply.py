@@ -166,7 +166,7 @@ class Supply:
         self.window_end = self.next_offset  # the next offset that the feed brings
         self.window_bytes = 0
         self.head = 0  # the end of the topic, as far as it is known here
-        self.now_ns = 0  # the monotonic clock, as the core set it last
+        self.boot_ns = 0  # the clock of the rates (`rate_limit.py`), as the core set it last
         self.settings = settings
         self.counters = counters
         # Offsets of blocks that a redelivery needs and the shelf lacks.
@@ -616,8 +616,8 @@ class Supply:
         self._shelf.put(block)
 
     def limit_due_ns(self) -> int:
-        """Return when a limit allows the next message that it withholds, by the monotonic clock,
-        or 0 for never.
+        """Return when a limit allows the next message that it withholds, by the clock of boot
+        time, or 0 for never.
         """
         return 0
 

@@ -28,7 +28,7 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 import zmq
 
 from ...actors.channel.admission import consumer_of
-from ...actors.channel.lease import OutgoingDelivery
+from ...actors.channel.lease import Departure, OutgoingDelivery
 from ...actors.settings import channel_settings, closing, options
 from ...actors.settings.options import ServeOptions
 from ...actors.supervisor.commands.topic_settings import checked
@@ -274,11 +274,11 @@ class MemoryBroker(BrokerForTests):
         except zmq.ZMQError:
             self._forget(client)  # the client is gone
 
-    def _forget(self, client: bytes) -> None:
+    def _forget(self, client: bytes, how: Departure = Departure.LOST) -> None:
         link = self._links.pop(client, None)
         if link is not None and link.kind == "channel":
             with contextlib.suppress(NotFound):
-                self._channel(link.opened.topic, link.opened.channel).core.unsubscribe((client,))
+                self._channel(link.opened.topic, link.opened.channel).core.unsubscribe((client,), how)
 
     def _on_frames(self, frames: list[Any]) -> None:
         request = 0
@@ -297,7 +297,7 @@ class MemoryBroker(BrokerForTests):
         elif link is None:
             raise UsageError(E_HELLO, "this connection has no open link: send Open first")
         elif isinstance(message, p.Bye):
-            self._forget(client)
+            self._forget(client, Departure.LOST if message.is_lost else Departure.LEFT)
         elif isinstance(message, p.Beat):
             self._send(client, p.Beat())
         elif link.kind == "topic":

@@ -154,7 +154,8 @@ def channel_details(row: ChannelStats, known: Mapping[str, object]) -> ChannelPa
     counters = {
         name: value
         for name, value in row.items()
-        if name.endswith(("_count", "_bytes")) and name not in ("client_count", "backing_off_count", "tenant_count")
+        if name.endswith(("_count", "_bytes"))
+        and name not in ("client_count", "backing_off_count", "tenant_count")
     }
     more = {
         "settings": row.get("settings", {}),
