@@ -477,13 +477,15 @@ class FairSupply(ParkedSupply):
     def _want_next(self) -> None:
         """Request the blocks of the next messages that are not in memory."""
         line = self._tenants.line
-        if len(line) == 1:
-            self._read_ahead(line[0])
-            return
         for tenant in self._tenants.next_piles():
             offset = (tenant.again or tenant.runs)[0][0]
             if self._find(offset) is None:
                 self._want(offset)
+        # If keys alternate, the next messages of one key are in the next blocks of all. If they come
+        # in long runs, each has blocks of its own, and only its next block is needed.
+        first = line[0].runs if line else ()
+        if first and (len(line) == 1 or first[0][1] < options.FAIR_SHORT_RUN):
+            self._read_ahead(line[0])
 
     def _lump(self, room: int) -> int:
         """Return how many messages a weight of 1 may have in the next round of this delivery, so

@@ -274,6 +274,8 @@ PARKED_HOLD_NS: Final = 200_000_000
 PARKED_READ_BYTES: Final = 256 * KIB
 # The blocks that a fair channel keeps. The next messages of its keys are in different ones.
 FAIR_CACHE_BYTES_MAX: Final = 16 * MIB
+# The next blocks of all keys are read ahead if the runs of adjacent messages of a key are shorter.
+FAIR_SHORT_RUN: Final = 64
 # A fair channel stops gathering a delivery when the next blocks of this many keys are missing.
 FAIR_MISSED_MAX: Final = 64
 # The messages without a key that a fair channel delivers in one round. Each key has one, or its
