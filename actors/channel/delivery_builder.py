@@ -68,7 +68,7 @@ class DeliveryBuilder:
 
     @property
     def room(self) -> int:
-        """How many messages still fit by their number, if nothing is sent as a whole run."""
+        """The number of messages that still fit, if nothing is sent as a whole run."""
         return self._room - self._count
 
     def add(self, block: Block, start: int, stop: int, number: int = 1) -> None:

@@ -1,7 +1,7 @@
 """Fair supply: delivers the messages of different keys in turn. No I/O.
 
-A *tenant* is a key, or a tag (`fair_by`). The messages are parked in piles, one for each tenant, see
-`parked.py`. Tenants that have messages stand in a line:
+A *tenant* is a key, or a tag (`fair_by`). The messages are parked in piles, one for each tenant
+(`parked.py`). Tenants that have messages stand in a line:
 
     in line       its turn comes: the first of the line delivers as many messages as its weight, and
                   goes to the end of the line (deficit round robin, Shreedhar and Varghese, 1995)
@@ -481,8 +481,8 @@ class FairSupply(ParkedSupply):
             offset = (tenant.again or tenant.runs)[0][0]
             if self._find(offset) is None:
                 self._want(offset)
-        # If keys alternate, the next messages of one key are in the next blocks of all. If they come
-        # in long runs, each has blocks of its own, and only its next block is needed.
+        # If keys alternate, the next messages of one key are in the next blocks of all. If they
+        # come in long runs, each has blocks of its own, and only its next block is needed.
         first = line[0].runs if line else ()
         if first and (len(line) == 1 or first[0][1] < options.FAIR_SHORT_RUN):
             self._read_ahead(line[0])

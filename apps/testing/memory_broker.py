@@ -278,7 +278,9 @@ class MemoryBroker(BrokerForTests):
         link = self._links.pop(client, None)
         if link is not None and link.kind == "channel":
             with contextlib.suppress(NotFound):
-                self._channel(link.opened.topic, link.opened.channel).core.unsubscribe((client,), how)
+                self._channel(link.opened.topic, link.opened.channel).core.unsubscribe(
+                    (client,), how
+                )
 
     def _on_frames(self, frames: list[Any]) -> None:
         request = 0

@@ -1,5 +1,5 @@
-"""Benchmark of fairness and rate limits: the rate of a fair channel beside a plain one, how long the
-first message of a new key behind a backlog waits, and the rates of limited channels.
+"""Benchmark of fairness and rate limits: the rate of a fair channel beside a plain one, how long
+the first message of a new key behind a backlog waits, and the rates of limited channels.
 """
 
 from __future__ import annotations

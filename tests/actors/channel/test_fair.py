@@ -1,5 +1,5 @@
-"""Tests of fair channels: turns of the keys, their weights and limits, redeliveries, what is bounded,
-and what happens at a start or when the setting changes.
+"""Tests of fair channels: turns of the keys, their weights and limits, redeliveries, what is
+bounded, and what happens at a start or when the setting changes.
 """
 
 from __future__ import annotations
