@@ -258,8 +258,8 @@ ORDERED_READ_BYTES: Final = 256 * KIB
 # The limit of deferred rows of an ordered channel. It is lower than DEFERRED_ROWS_MAX, because a
 # start must sort these rows first.
 ORDERED_DEFERRED_ROWS_MAX: Final = 100_000
-# A channel with priorities, or a fair one, reads no further messages while its parked messages are in
-# this many runs. A run is adjacent messages of one priority, or of one key.
+# A channel with priorities, or a fair one, reads no further messages while its parked messages are
+# in this many runs. A run is adjacent messages of one priority, or of one key.
 PARKED_ROWS_MAX: Final = 20_000
 # The part of LOOKS_MAX that reading ahead may use. The rest is left for deliveries.
 PARKED_LOOKS: Final = LOOKS_MAX // 2
@@ -284,8 +284,8 @@ FAIR_LOOSE_WEIGHT: Final = 16
 # The most keys without messages whose buckets (`max_rate_per_key`) are remembered until they are
 # full. Beyond that, those that are longest without messages are forgotten, and begin full.
 FAIR_BUCKETS_MAX: Final = 100_000
-# The time of handlers for which a consumer of a fair channel should hold messages. What it holds goes
-# before the first message of a new key.
+# The time of handlers for which a consumer of a fair channel should hold messages. What it holds
+# goes before the first message of a new key.
 FAIR_BUFFER_MS: Final = 50
 TENANTS_SHOWN: Final = 5  # the most keys in the statistics of a fair channel
 FETCHES_MAX: Final = 4  # the most unanswered reads of blocks for redelivery
