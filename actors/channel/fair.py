@@ -454,7 +454,7 @@ class FairSupply(ParkedSupply):
             line and builder.has_room() and self.looks > 0 and len(aside) < options.FAIR_MISSED_MAX
         ):
             lump = room if len(line) == 1 else 1 if is_first else self._lump(builder.room)
-            is_first = False
+            is_first, before = False, (builder.room, builder.offered, self.looks)
             for _ in range(len(line)):
                 tenant = line.popleft()
                 tenant.credit = tenant.credit or tenant.weight * lump
@@ -469,7 +469,7 @@ class FairSupply(ParkedSupply):
                     self._tenants.queue(tenant, self.boot_ns)
                 if filled is Filled.FULL or len(aside) >= options.FAIR_MISSED_MAX:
                     break
-            if filled is Filled.FULL:
+            if filled is Filled.FULL or before == (builder.room, builder.offered, self.looks):
                 break
         line.extendleft(reversed(aside))
         self._want_next()

@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -174,3 +175,23 @@ def test_a_takeover_gives_no_new_burst(pair: Pair) -> None:
         with zsq.Admin(pair.two.tcp) as admin:
             admin.configure_channel(TOPIC, "c", max_rate=None)
         assert len(drain(consumer)) == 7
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_rate": 4.0}, {"fair_by": "tag", "max_rate_per_key": 4.0}]
+)
+def test_a_quiet_channel_wakes_for_its_next_message(
+    broker: Broker, settings: dict[str, object]
+) -> None:
+    """Nothing else happens in its process, which it shares with others."""
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_channel("t", "c", **settings)  # type: ignore[arg-type]
+        producer.publish_many("t", [b"0", b"1", b"2", b"3"], tags=["x"] * 4)
+    with zsq.Consumer("t", "c", url=broker.ipc, ready=10) as consumer:
+        times_s = []
+        for _ in range(4):
+            message = consumer.receive(20)
+            assert message is not None
+            times_s.append(time.monotonic())
+            message.finish()
+    assert all(0.2 < after - before < 2 for before, after in pairwise(times_s))

@@ -289,6 +289,41 @@ def test_a_key_that_always_fails_does_not_take_the_turns_of_others() -> None:
             channel.channel.fin(A, pending.token, ())
         channel.commit()
     assert got.count("b") == 10
+    failed = {run[0] for run, error in channel.channel.supply.failures.newest() if error}
+    assert len(failed) >= 5, "and its new messages come between those that came back"
+
+
+def test_suspects_of_a_key_wait_while_others_of_it_are_in_flight() -> None:
+    channel = fair(ready=1, max_in_flight_per_key=1, max_attempts=5)
+    channel.take("aab")
+    core = channel.channel
+    assert channel.offsets() == [0]
+    core.unsubscribe(A)
+    channel.join(A, 1)
+    channel.join(B, 1)
+    assert channel.offsets() == [2, 1]
+    channel.commit()
+    core.fin(A, next(iter(core.consumers[A].tokens)), ())
+    assert channel.send() == [], "another message of its key is in flight"
+    core.fin(B, next(iter(core.consumers[B].tokens)), ())
+    (apart,) = channel.send()
+    assert (apart.runs, apart.alone) == (((0, 1, 2),), True)
+
+
+def test_after_a_start_no_message_overtakes_an_earlier_one_of_its_key() -> None:
+    channel = fair()
+    for _ in range(3):
+        channel.take("a" * 4 + "b" * 4)
+    channel.one_by_one(2)
+    channel.again()
+    channel.join(A, 1)
+    channel.channel.rest()
+    assert channel.send() == []
+    channel.channel.supply.shelve(channel.blocks[2])
+    assert channel.send() == [], "the blocks before it are not read"
+    for block in channel.blocks[:2]:
+        channel.channel.supply.shelve(block)
+    assert channel.one_by_one_offsets(4)[::2] in ([1, 2], [5, 6])
 
 
 def test_a_start_finds_the_order_again() -> None:
