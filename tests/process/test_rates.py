@@ -195,3 +195,23 @@ def test_a_quiet_channel_wakes_for_its_next_message(
             times_s.append(time.monotonic())
             message.finish()
     assert all(0.2 < after - before < 2 for before, after in pairwise(times_s))
+
+
+def test_a_new_key_waits_for_a_few_handlers_only(broker: Broker) -> None:
+    """The consumer decides how many messages it holds. In a plain channel it holds those of a
+    second.
+    """
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_channel("t", "c", fair_by="key")
+        producer.publish_many("t", [b"big"] * 5_000, keys=[b"big"] * 5_000)
+        between = 0
+        with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
+            for number, message in enumerate(consumer):
+                if number == 200:
+                    producer.publish("t", b"small", key=b"small")
+                between += number > 200
+                time.sleep(0.005)  # the handler
+                message.finish()
+                if message.key == b"small":
+                    break
+        assert between < 60
