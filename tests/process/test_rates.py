@@ -204,13 +204,13 @@ def test_a_new_key_waits_for_a_few_handlers_only(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel("t", "c", fair_by="key")
         producer.publish_many("t", [b"big"] * 5_000, keys=[b"big"] * 5_000)
-        between = 0
+        between, work = 0, threading.Event()
         with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
             for number, message in enumerate(consumer):
                 if number == 200:
                     producer.publish("t", b"small", key=b"small")
                 between += number > 200
-                time.sleep(0.005)  # the handler
+                work.wait(0.005)  # the handler
                 message.finish()
                 if message.key == b"small":
                     break
