@@ -151,6 +151,19 @@ class BlockerRow(TypedDict):
     error: str
 
 
+class TenantRow(TypedDict):
+    """A key, or a tag, of a fair channel, and how many of its messages were read and wait.
+
+    `limited` is why it gets none now: "rate" (`max_rate_per_key`), "in flight"
+    (`max_in_flight_per_key`), or "". `key` is the beginning of the key, as text. It is None for the
+    messages without a key.
+    """
+
+    key: str | None
+    waiting: int
+    limited: str
+
+
 class SupplyFacts(TypedDict):
     """A channel's position in its topic, and the numbers of its waiting messages."""
 
@@ -160,7 +173,11 @@ class SupplyFacts(TypedDict):
     dying_count: int
     next_offset: int
     parked_count: NotRequired[int]
-    """For an ordered channel, the number of messages that wait for others with the same key."""
+    """For an ordered channel, the number of messages that wait for others with the same key. For a
+    fair one or one with priorities, the number of messages that were read ahead.
+    """
+    tenant_count: int
+    """For a fair channel, the number of keys, or tags, of the messages that were read ahead."""
 
 
 class DeliveryFacts(ChannelCounters):
@@ -170,6 +187,7 @@ class DeliveryFacts(ChannelCounters):
     paused: bool
     client_count: int
     backing_off_count: int
+    limited_since: int | None
 
 
 class ChannelFacts(TypedDict):
@@ -195,6 +213,7 @@ class ChannelStats(SupplyFacts, DeliveryFacts, ChannelFacts, LeftOut):
     message_count: int
     clients: Sequence[ConsumerStats]
     blocked_by: Sequence[BlockerRow]
+    tenants: Sequence[TenantRow]
     e2e_processing_latency: Latency
     private_bytes: NotRequired[int]
 

@@ -34,6 +34,16 @@ TAGS_MAX: Final = 64  # the most tags of one channel
 TAG_BYTES_MAX: Final = 256
 PRIORITIES_MIN: Final = 2
 PRIORITIES_MAX: Final = 10
+RATE_MIN: Final = 1 / 86_400  # one message a day
+RATE_MAX: Final = 1_000_000
+IN_ORDER: Final = "none"
+FAIR_BY: Final = {
+    IN_ORDER: "none: in the order of arrival",
+    "key": "keys",
+    "tag": "tags",
+}
+WEIGHTS_MAX: Final = 1_000  # the most weights of one channel
+WEIGHT_MAX: Final = 1_000
 # The default, and the least: a handler that touches its message has this long at least.
 HOLD_S_MIN: Final = 900.0
 KEEP_BYTES: Final = 1024 * MIB
@@ -64,6 +74,7 @@ _BOUND: Final = "a number from 0 to 2**62, or -1 for no bound"
 _AGE: Final = "a number of seconds above 0, or -1 for never"
 _DELAY: Final = "a number of seconds from 0 to {high:.10g}"
 _TIME: Final = "a number of seconds, or -1 for no bound"
+_RATE: Final = f"a number of messages a second from 1/86400 to {RATE_MAX}, or 0 for no limit"
 _KEEP: Final = "{} retained after all channels have finished them{}; none: unlimited."
 
 
@@ -81,6 +92,7 @@ class Kind(StrEnum):
     COUNT = "count"
     SECONDS = "seconds"
     BYTES = "bytes"
+    RATE = "rate"
 
 
 _TYPES: Final = {
@@ -88,6 +100,7 @@ _TYPES: Final = {
     Kind.COUNT: (int,),
     Kind.BYTES: (int,),
     Kind.SECONDS: (int, float),
+    Kind.RATE: (int, float),
 }
 
 
@@ -242,6 +255,38 @@ class ChannelSettings(Record):
         line="holding", shows="at most {}", shows_none="as long as it is touched", label="Held at most", none_label="no limit",
         hint="at least 15m; none: as long as the consumer touches it",
     )  # fmt: skip
+    max_rate: float = _row(
+        0.0, Kind.RATE, "--max-rate RATE", allowed=_RATE, low=RATE_MIN, high=RATE_MAX, no_bound=0,
+        help="Largest number of messages in a time to all consumers together, such as 100/s, 30/m or 5/h; none: unlimited.",
+        line="rate", shows="at most {}", shows_none="no limit", label="Rate at most", none_label="no limit",
+        hint="such as 100/s or 30/m; none: no limit",
+    )  # fmt: skip
+    max_rate_burst: int = _row(
+        0, Kind.COUNT, "--max-rate-burst N", allowed=_NUMBER, high=RATE_MAX, no_bound=0,
+        help="Number of messages that may go at once after a quiet time. Default: what --max-rate allows in 0.1 s, at least 1.",
+        line="rate", shows="burst {}", label="Rate, burst", none_label="0.1 s of the rate", hint="empty: 0.1 s of the rate, at least 1",
+    )  # fmt: skip
+    max_rate_per_key: float = _row(
+        0.0, Kind.RATE, "--max-rate-per-key RATE", allowed=_RATE, low=RATE_MIN, high=RATE_MAX, no_bound=0,
+        help="The same for each key, or each tag, as --fair-by says; none: unlimited.",
+        line="rate", shows="of each key {}", label="Rate of each key at most", none_label="no limit", hint="needs fairness; none: no limit",
+    )  # fmt: skip
+    fair_by: str = _row(
+        IN_ORDER, Kind.CHOICE, "--fair-by", allowed=" or ".join(FAIR_BY), choices=FAIR_BY,
+        help="Deliver the messages of different keys, or tags, in turn, so that many of one do not delay those of others.",
+        line="fairness", shows="{}", label="Fair between",
+    )  # fmt: skip
+    fair_weights: str = _row(
+        "", Kind.TEXT, "--fair-weights WEIGHTS", allowed="a text like 'gold=5,free=1'",
+        help="Messages of a key, or tag, in one round of --fair-by, such as gold=5,silver=2. The others have 1.",
+        line="fairness", shows="weights {}", label="Fair weights", none_label="1 each", hint="such as gold=5,silver=2; the others have 1",
+    )  # fmt: skip
+    max_in_flight_per_key: int = _row(
+        0, Kind.COUNT, "--max-in-flight-per-key N", allowed=_NUMBER, no_bound=0,
+        help="Largest number of messages of each key, or tag, as --fair-by says, that consumers have at a time; none: unlimited.",
+        line="fairness", shows="of each key at most {} at a time", label="In flight of each key at most", none_label="no limit",
+        hint="needs fairness; 0: no limit",
+    )  # fmt: skip
     alarm_depth: int | None = _row(
         None, Kind.COUNT, "--alarm-depth N", allowed=_NUMBER, low=NONE, no_bound=NONE,
         help="Raise an alarm when more messages than this wait; none: never. Default: the option of zsq serve.",
@@ -275,6 +320,30 @@ class ChannelSettings(Record):
         delays_of(self.backoff_curve)
         if self.dead_letter_topic:
             check_name(self.dead_letter_topic)
+        weights = split_weights(self.fair_weights)
+        normal = ",".join(f"{name}={weight}" for name, weight in sorted(weights.items()))
+        object.__setattr__(self, "fair_weights", normal)
+        self._check_fairness()
+
+    def _check_fairness(self) -> None:
+        if self.is_fair:
+            check(
+                not (self.ordered or self.priorities),
+                "a channel that is ordered or has priorities cannot have fair_by: these decide "
+                "themselves which message is next. An ordered channel has one message of each key "
+                "in flight",
+            )
+            return
+        for name in ("max_rate_per_key", "max_in_flight_per_key", "fair_weights"):
+            check(
+                not getattr(self, name),
+                f"{name} needs fair_by (--fair-by), which says whether it is for keys or tags",
+            )
+
+    @property
+    def is_fair(self) -> bool:
+        """True if the channel delivers the messages of its keys or tags in turn."""
+        return self.fair_by != IN_ORDER
 
     def backoff_ns(self, attempts: int, draw: Callable[[], float]) -> int:
         """Return the delay after so many attempts. `draw` returns random numbers below 1."""
@@ -311,6 +380,12 @@ class ChannelOptions(TypedDict, total=False):
     max_age_s: float | None
     max_consumers: int | None
     max_hold_s: float | None
+    max_rate: float | None
+    max_rate_burst: int | None
+    max_rate_per_key: float | None
+    fair_by: Literal["none", "key", "tag"] | None
+    fair_weights: str | None
+    max_in_flight_per_key: int | None
     alarm_depth: int | None
     alarm_age_s: float | None
     alarm_dead_letters: int | None
@@ -481,6 +556,26 @@ def split_tags(tags: str) -> tuple[str, ...]:
         size <= TAG_BYTES_MAX, f"a tag of {size} bytes is over the limit of {TAG_BYTES_MAX} bytes"
     )
     return names
+
+
+def split_weights(text: str) -> dict[str, int]:
+    """Return the weights in a setting like `gold=5,free=1`, by key or tag."""
+    weights: dict[str, int] = {}
+    for part in filter(str.strip, text.split(",")):
+        name, equals, digits = part.strip().rpartition("=")
+        name, digits = name.strip(), digits.strip()
+        good = bool(equals and name) and digits.isascii() and digits.isdecimal()
+        check(
+            good and len(digits) <= 9 and 1 <= int(digits) <= WEIGHT_MAX,
+            f"fair_weights must be like gold=5,free=1, with weights from 1 to {WEIGHT_MAX}, not "
+            f"{_short(part)}",
+        )
+        weights[name] = int(digits)
+    check(
+        len(weights) <= WEIGHTS_MAX,
+        f"fair_weights can have at most {WEIGHTS_MAX} names, not {len(weights)}",
+    )
+    return weights
 
 
 def check_type(name: str, value: object, *, whole: bool = True) -> None:

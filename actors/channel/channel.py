@@ -23,6 +23,7 @@ from ...transport.settings import ChannelOptions
 from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire import protocol as p
 from ...transport.wire.admin_requests import END
+from ..primitives.boot_clock import boot_ns
 from ..primitives.ranges import ranges_of
 from ..runtime.actor import Actor
 from ..runtime.link_ends import LinkEnds
@@ -43,6 +44,7 @@ from .lease import Departure, Peer, Subscriber
 from .peeks import Peeks
 from .serving_policy import serving_policy_class
 from .skips import Skips
+from .supply import Supply
 
 DISCONNECTED: Final = "an operator has disconnected this consumer; subscribe again"
 
@@ -60,7 +62,6 @@ class ChannelActor(Actor[ChannelStart]):
         self.settings_own = opened.row.settings or ChannelOptions()
         self.last_consumer = LastConsumer(time.monotonic_ns()) if is_ephemeral(self.name) else None
         self.core = make_delivery(self.key, self.name, opened)
-        self.supply = self.core.supply
         known_ns = opened.row.clock_ns if self.supply.deferred.rows else None
         self.due_clock = DueClock(not_before_ns=known_ns or 0)
         self.feed = Feed(self.name)
@@ -83,6 +84,10 @@ class ChannelActor(Actor[ChannelStart]):
         self._hold_until_ns = 0
         self._corrupt_told = self._corrupt_limit = self._corrupt_until_ns = 0
         return {"front": self.given.front, "settings": self.settings_own}
+
+    @property
+    def supply(self) -> Supply:
+        return self.core.supply
 
     def may_drop_start(self) -> bool:
         return True
@@ -167,6 +172,7 @@ class ChannelActor(Actor[ChannelStart]):
             consumer.timeout_ns // NS_PER_MS,
             consumer.heartbeat_ns // NS_PER_MS,
             self.core.settings.ordered,
+            options.FAIR_BUFFER_MS if self.core.settings.is_fair else 0,
         )
         if not port.send(mail.envelope, answer):
             self.core.unsubscribe(mail.envelope)
@@ -374,9 +380,9 @@ class ChannelActor(Actor[ChannelStart]):
         """Send deliveries. Return True if more messages wait than one turn may send."""
         if self.closed:  # consumers stay until their finishes are committed
             return False
-        now, wall = time.monotonic_ns(), time.time_ns()
+        now, wall, passed_ns = time.monotonic_ns(), time.time_ns(), boot_ns()
         for _ in range(options.DRAIN_MAX):
-            delivery = self.core.next_delivery(now, wall)
+            delivery = self.core.next_delivery(now, wall, passed_ns)
             if delivery is None:
                 return self.core.has_more()
             message = p.Deliver(
@@ -485,6 +491,9 @@ class ChannelActor(Actor[ChannelStart]):
         usual = super()._wait_ms()
         if self.core.holds:
             usual = min(usual, options.HOLD_MS)
+        passed_ns = boot_ns()
+        if not self.stopping and (due_ns := self.core.limit_due_ns(passed_ns)):
+            usual = min(usual, -((passed_ns - due_ns) // NS_PER_MS))
         return min(usual, self.commits.wait_ms(time.monotonic_ns()))
 
     def _row(self, next_offset: int) -> ChannelRow:
@@ -501,6 +510,9 @@ class ChannelActor(Actor[ChannelStart]):
             self.core.stored_begin(next_offset),
             tuple(self.supply.emptied),
             self.due_clock.now_ns() if self.supply.deferred.rows else None,
+            self.core.limit.full_ns(boot_ns(), time.time_ns())
+            if self.core.limit is not None
+            else None,
         )
 
     def _save(self) -> None:

@@ -30,13 +30,14 @@ from ...transport.errors import (
 )
 from ...transport.reports import ChannelCounters
 from ...transport.settings import NONE, ChannelSettings
-from ...transport.units import NS_PER_MS
+from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire.protocol import (
     BACKOFF,
     DEAD,
     DELAY_MS_MAX,
     ERROR_TEXT_MAX,
     EXPIRED,
+    READY_MAX,
     TRACEBACK_TEXT_MAX,
     UNBEGUN,
     Range,
@@ -50,6 +51,7 @@ from ..settings import options
 from ..statistics.schema import COUNTERS
 from .deferred import Deferred, Row
 from .failures import NOT_FAILED, Cause
+from .fair import FairSupply
 from .filters import ChannelFilter
 from .lease import (
     Changes,
@@ -64,6 +66,7 @@ from .lease import (
 from .measurements import Measurements
 from .ordered import OrderedSupply
 from .priorities import PrioritySupply
+from .rate_limit import limit_of
 from .supply import Picked, Supply, used
 from .turns import Turns, has_room
 
@@ -83,7 +86,9 @@ def half() -> float:
 def _kind(settings: ChannelSettings) -> type[Supply]:
     if settings.ordered:
         return OrderedSupply
-    return PrioritySupply if settings.priorities else Supply
+    if settings.priorities:
+        return PrioritySupply
+    return FairSupply if settings.is_fair else Supply
 
 
 class ChannelCore:
@@ -125,6 +130,8 @@ class ChannelCore:
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
         self._sifter: Subscriber | None = None  # the consumer that gets the suspects
         self._held = 0  # messages that consumers hold and that no handler has begun
+        self.limit = limit_of(self.settings)
+        self._limited_ns = 0  # since when the limit withholds messages (wall clock), or 0
         self._recall_ns = 0  # when idle consumers are looked for next, or 0
         self._ending = False
         self.holds = False  # it gives out no message for a moment, because it is to move
@@ -132,7 +139,13 @@ class ChannelCore:
     def configure(self, settings: ChannelSettings) -> None:
         """Apply these settings from now on. Settings listed in `FIXED` stay as they were."""
         self.settings = settings
-        self.supply.configure(settings)
+        if _kind(settings) is type(self.supply):
+            self.supply.configure(settings)
+        else:
+            self.supply = self.supply.successor(_kind(settings), settings)
+        self.limit = limit_of(settings, self.limit)
+        if self.limit is None:
+            self._limited_ns = 0
 
     # Consumers
 
@@ -188,6 +201,8 @@ class ChannelCore:
             lease = self._end_lease(token)
             if lease.apart and lost:
                 self.supply.apart.left(lease.runs)
+            if how is Departure.LEFT and self.limit is not None:
+                self.limit.give_back(total(lease.held))
             runs = used(lease.runs) if how is Departure.SENT_AWAY else sorted(lease.used())
             if lost and self.settings.max_attempts:
                 self.supply.suspect(runs, cause)
@@ -221,17 +236,26 @@ class ChannelCore:
 
     # Deliveries
 
-    def next_delivery(self, now_ns: int, wall_ns: int) -> OutgoingDelivery | None:
-        """Return the next delivery, or None when no consumer has room or no message waits."""
+    def next_delivery(
+        self, now_ns: int, wall_ns: int, boot_ns: int | None = None
+    ) -> OutgoingDelivery | None:
+        """Return the next delivery, or None when no consumer has room or no message waits.
+
+        `boot_ns` is the clock of the rates, see `rate_limit.py`. By default it is `now_ns`.
+        """
         if self.supply.moving or self._ending or self.holds:
             return None
+        boot_ns = self.supply.boot_ns = now_ns if boot_ns is None else boot_ns
         if self.is_wanted():
             self.supply.look_ahead(self._lease_rows, wall_ns)
-        if (delivery := self._next_apart(now_ns, wall_ns)) is not None:
+        most = self._most(boot_ns, wall_ns)
+        if not most:
+            return None
+        if (delivery := self._next_apart(now_ns, wall_ns, most)) is not None:
             return delivery
         share = self._share(wall_ns)
         while not self.paused and (consumer := self._turns.first(share)) is not None:
-            room = consumer.ready - consumer.in_flight
+            room = min(most, consumer.ready - consumer.in_flight)
             if consumer.in_flight < share:
                 room = min(room, share - consumer.in_flight)
             picked = self.supply.pick(consumer, room, self._lease_rows, wall_ns)
@@ -245,7 +269,33 @@ class ChannelCore:
                 return self._lease(consumer, picked, block, now_ns)
         return None
 
-    def _next_apart(self, now_ns: int, wall_ns: int) -> OutgoingDelivery | None:
+    def _most(self, boot_ns: int, wall_ns: int) -> int:
+        """Return how many messages the channel's rate allows now."""
+        if self.limit is None:
+            return READY_MAX
+        room = self.limit.room(boot_ns, self._held)
+        if not self.is_wanted():
+            self._limited_ns = 0
+        elif self.supply.has_ready() or self.supply.next_offset < self.supply.head:
+            if not room and self._turns.first() is not None:
+                self._limited_ns = self._limited_ns or wall_ns
+        else:
+            self._limited_ns = 0
+        return room
+
+    def limit_due_ns(self, boot_ns: int) -> int:
+        """Return when the channel's rate allows the next message that waits, by the clock of boot
+        time, or 0 if it does not limit the channel now.
+
+        It is 0, too, if messages may go when a consumer has begun those that it holds.
+        """
+        if self.limit is not None and self.limit.tokens(boot_ns) <= 0:
+            return self.limit.due_ns(boot_ns) if self._limited_ns else 0
+        due_ns = self.supply.limit_due_ns()
+        # What was due has been tried already: it waits for a consumer, or for a block.
+        return due_ns if due_ns > boot_ns and self.is_wanted() else 0
+
+    def _next_apart(self, now_ns: int, wall_ns: int, most: int) -> OutgoingDelivery | None:
         """Return the next suspects, if the consumer that sifts them holds nothing."""
         sifter = self._sifter
         if sifter is not None and sifter.ready == 0:
@@ -259,7 +309,7 @@ class ChannelCore:
             sifter = self._sift(min(takers, key=lambda taker: taker.in_flight, default=None))
         if sifter is None or sifter.in_flight:
             return None
-        picked = self.supply.pick_apart(sifter, sifter.ready, wall_ns)
+        picked = self.supply.pick_apart(sifter, min(most, sifter.ready), wall_ns)
         block = self._joined(picked) if picked is not None else None
         if picked is None or block is None:
             return None
@@ -315,6 +365,8 @@ class ChannelCore:
         self._token += 1
         runs, parts = picked.runs, picked.parts
         count = total(runs)
+        if self.limit is not None:
+            self.limit.take(count)
         size = sum(part.length * (stop - start) // part.count for part, start, stop in parts)
         consumer.bytes_out += size
         # The runs are sorted, because answers are matched in ascending order.
@@ -470,6 +522,8 @@ class ChannelCore:
                 self._again(run, delay_ns, wall_ns, NOT_FAILED)
             return refused
         if delay_ms == UNBEGUN:
+            if self.limit is not None:
+                self.limit.give_back(total(taken))
             self.supply.back(used(taken), NOT_FAILED)
             return refused
         if delay_ms == EXPIRED:
@@ -562,7 +616,11 @@ class ChannelCore:
         if not self._recall_ns or now_ns < self._recall_ns:
             return []
         self._recall_ns = 0
-        if not self._held or self.paused or self.supply.has_ready() or len(self.consumers) < 2:
+        if not self._held or self.paused or len(self.consumers) < 2:
+            return []
+        if self.supply.has_ready() and (
+            self.limit is None or self.limit.room(self.supply.boot_ns, self._held)
+        ):
             return []
         room = sum(
             one.ready for one in self.consumers.values() if has_room(one) and not one.in_flight
@@ -753,10 +811,11 @@ class ChannelCore:
             "paused": self.paused,
             "client_count": len(self.consumers),
             "backing_off_count": self._backing_off,
+            "limited_since": self._limited_ns // NS_PER_S or None,
             **cast("ChannelCounters", self.counters),
         }
 
     def details(self, now_ns: int, wall_ns: int) -> ChannelDetails:
         """Return the reports on consumers and the latencies."""
         details = self.measurements.details(self.consumers.values(), now_ns, wall_ns)
-        return {**details, "blocked_by": self.supply.blockers()}
+        return {**details, "blocked_by": self.supply.blockers(), "tenants": self.supply.tenants()}

@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 
 from ...transport.block.block import Block
 from ...transport.errors import E_LIMIT, CorruptBlock, Refused
-from ...transport.reports import BlockerRow
+from ...transport.reports import BlockerRow, TenantRow
 from ...transport.settings import ChannelSettings
 from ...transport.wire.protocol import Run
 from ..primitives.ranges import (
@@ -166,6 +166,7 @@ class Supply:
         self.window_end = self.next_offset  # the next offset that the feed brings
         self.window_bytes = 0
         self.head = 0  # the end of the topic, as far as it is known here
+        self.boot_ns = 0  # the clock of the rates (`rate_limit.py`), as the core set it last
         self.settings = settings
         self.counters = counters
         # Offsets of blocks that a redelivery needs and the shelf lacks.
@@ -194,13 +195,18 @@ class Supply:
         self._reached = 0  # position of the cursor before the seek
         self._start = 0  # the topic has no messages below this offset
         self._window: deque[Block] = deque()
-        self._shelf = BlockShelf(options.CACHE_BYTES_MAX)
+        self._shelf = BlockShelf(self.cache_bytes)
         self._saved = SavedRows()
         for start, count, attempts, due_ns in holes:
             if not due_ns:  # deferred rows matter here only for an ordered channel
                 self._saved.found(start, count, attempts)
             if start < self.next_offset:
                 self._recover((start, count, attempts), due_ns)
+
+    @property
+    def cache_bytes(self) -> int:
+        """The most bytes of blocks that are kept for redeliveries."""
+        return options.CACHE_BYTES_MAX
 
     def _recover(self, run: Run, due_ns: int) -> None:
         """Take over a stored hole."""
@@ -229,6 +235,25 @@ class Supply:
         else:
             self.trust()
         self.dirty = True
+
+    def successor(self, kind: type[Supply], settings: ChannelSettings) -> Supply:
+        """Return a supply of another kind with all that this one has, which is not used any more.
+
+        What is parked here comes again as if it had been returned. It is sorted again there.
+        """
+        runs = [*self._parked_runs()]
+        supply = kind(self.next_offset, (), self.deferred, self.counters, settings, self.choice)
+        names = vars(Supply(0, (), self.deferred, self.counters, settings, self.choice))
+        for name in names.keys() - {"settings"}:
+            setattr(supply, name, getattr(self, name))
+        supply._shelf.bytes_max = supply.cache_bytes
+        supply.again.ready.extend(runs)
+        supply.configure(settings)
+        return supply
+
+    def _parked_runs(self) -> Iterable[Run]:
+        """Yield the messages behind the cursor that only this kind of supply has."""
+        return ()
 
     def trust(self) -> None:
         """Deliver suspects like all others."""
@@ -591,6 +616,12 @@ class Supply:
         """Keep a block that the cursor has passed, for redeliveries."""
         self._shelf.put(block)
 
+    def limit_due_ns(self) -> int:
+        """Return when a limit allows the next message that it withholds, by the clock of boot
+        time, or 0 for never.
+        """
+        return 0
+
     # Back
 
     def done(self, runs: Sequence[Run]) -> None:
@@ -789,6 +820,10 @@ class Supply:
         """
         return (run[0] for run in self._waiting_rows())
 
+    def tenants(self) -> tuple[TenantRow, ...]:
+        """Return the keys, or tags, of a fair channel with the most waiting messages."""
+        return ()
+
     def statistics(self, head: int) -> SupplyPulse:
         """Return the report. `depth` counts waiting messages, but not those in flight or
         deferred.
@@ -802,6 +837,7 @@ class Supply:
             "deferred_full": self.deferred.is_full(),
             "dying_count": self.dying.messages(),
             "next_offset": self.next_offset,
+            "tenant_count": 0,
             "requeued_waiting": again,
             "window_end": self.window_end,
         }

@@ -28,6 +28,7 @@ from ...transport.reports import (
     RetentionFacts,
     StageFacts,
     SupplyFacts,
+    TenantRow,
     UpkeepFacts,
 )
 
@@ -158,6 +159,7 @@ class ChannelDetails(LeftOut, total=False):
 
     clients: Sequence[ConsumerReport]
     blocked_by: Sequence[BlockerRow]
+    tenants: Sequence[TenantRow]
     latency_bins: tuple[Sequence[int], Sequence[int]]
     e2e_processing_latency: Latency
 

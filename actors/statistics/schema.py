@@ -177,6 +177,13 @@ _CHANNEL: Final = (
     _S("channel", "client_count", "consumers", _CORE, "consumers connected", metric="zsq_channel_clients", view="consumers", nsq=9),
     _S("channel", "backing_off_count", "consumers", _CORE, "consumers that back off because their handlers fail",
        metric="zsq_channel_backing_off"),
+    _S("channel", "limited_since", "s", _CORE, "since when its `max_rate` withholds messages, since 1970", default=None,
+       note="since when its `max_rate` withholds messages, in seconds since 1970; `null`: it does not"),
+    _S("channel", "tenants", "rows", "channel/fair.py", "keys of a fair channel with the most waiting messages", default=(),
+       note="of a fair channel: the keys, or tags, with the most waiting messages, at most 5: `key`, `waiting`, and `limited`: `rate`,"
+       " `in flight`, or `\"\"`"),
+    _S("channel", "tenant_count", "keys", "channel/fair.py", "keys of a fair channel that have messages in what was read ahead", default=0,
+       metric="zsq_channel_tenants"),
     _S("channel", "clients", "rows", _MEASURED, "its consumers", nsq=10, default=[]),
     _S("channel", "paused", "flag", _CORE, "1: paused", metric="zsq_channel_paused", view="paused", nsq=11, default=False),
     _S("channel", "message_count", "messages", _ROW, "messages that came to the channel", metric="zsq_channel_messages_total",

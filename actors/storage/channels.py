@@ -633,7 +633,7 @@ def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
     try:
         row = before.changed(message.row)
         emptied = row.emptied or ()
-        known = row.next_offset, row.first or 0, row.clock_ns or 0
+        known = row.next_offset, row.first or 0, row.clock_ns or 0, row.limit_full_ns or 0
         good = within([*known, *row.counters.values()])
         # `begin` is below 0 if a channel was moved back and sees messages again.
         good = good and within([abs(row.begin or 0)])

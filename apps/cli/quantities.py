@@ -16,7 +16,7 @@ from typing import Final
 
 import click
 
-from ...transport.durations import UNITS_S, parse_seconds, spelled
+from ...transport.durations import parse_seconds, spelled
 
 UNITS_BYTES: Final = {
     "": 1, "b": 1,
@@ -51,6 +51,32 @@ def parse_bytes(text: str) -> int:
     if size > BYTES_MAX:
         raise ValueError(f"{text!r} is larger than the limit of 4 EiB (2**62 bytes)")
     return round(size)
+
+
+UNITS_RATE: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
+_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:/\s*([a-z]+))?", re.ASCII)
+
+
+def parse_rate(text: str) -> float:
+    """Return the messages a second of 100, 100/s, 30/m, 5/h or 1/d.
+
+    Raises `ValueError`, which says what is wrong.
+    """
+    match = _RATE.fullmatch(text.strip().lower())
+    if match is None or (match[2] or "s") not in UNITS_RATE:
+        raise ValueError(
+            f"{text!r} is not a rate; use a number with /s, /m, /h or /d, as in 100/s or 30/m"
+        )
+    return float(match[1]) / UNITS_RATE[match[2] or "s"]
+
+
+def spelled_rate(rate: float) -> str:
+    """Return messages a second in the form that `parse_rate` accepts: 0.5 as 30/m."""
+    for unit in ("s", "m", "h"):
+        count = round(rate * UNITS_RATE[unit], 6)
+        if count >= 1 and (count == int(count) or unit == "h"):
+            return f"{count:.6f}".rstrip("0").rstrip(".") + f"/{unit}"
+    return f"{rate * UNITS_RATE['d']:.6f}".rstrip("0").rstrip(".") + "/d"
 
 
 def parse_count(text: str) -> int:
@@ -134,23 +160,20 @@ class Seconds(_Quantity):
     parse = staticmethod(parse_seconds)
 
 
-_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:/\s*([smh]))?", re.ASCII)
-
-
-class Rate(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only
-    """A number a second: 50, 50/s, 10/m or 100/h."""
-
+class Rate(_Quantity):
     name = "rate"
+    parse = staticmethod(parse_rate)
+
+
+class PositiveRate(Rate):
+    """A rate that must be above 0."""
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
-        if not isinstance(value, str):
-            return value
-        match = _RATE.fullmatch(value.strip().lower())
-        rate = 0.0 if match is None else float(match[1]) / UNITS_S[match[2] or "s"]
+        rate = super().convert(value, param, ctx)
         if not rate:
-            self.fail(f"{value!r} is not a rate; use 50/s, 10/m or 100/h", param, ctx)
+            self.fail(f"{value!r} is not allowed: it must be above 0, as 50/s", param, ctx)
         return rate
 
 

@@ -28,8 +28,8 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 import zmq
 
 from ...actors.channel.admission import consumer_of
-from ...actors.channel.lease import OutgoingDelivery
-from ...actors.settings import channel_settings, closing
+from ...actors.channel.lease import Departure, OutgoingDelivery
+from ...actors.settings import channel_settings, closing, options
 from ...actors.settings.options import ServeOptions
 from ...actors.supervisor.commands.topic_settings import checked
 from ...storage.delayed.delayed_format import DelayedKey, parse_key
@@ -274,11 +274,13 @@ class MemoryBroker(BrokerForTests):
         except zmq.ZMQError:
             self._forget(client)  # the client is gone
 
-    def _forget(self, client: bytes) -> None:
+    def _forget(self, client: bytes, how: Departure = Departure.LOST) -> None:
         link = self._links.pop(client, None)
         if link is not None and link.kind == "channel":
             with contextlib.suppress(NotFound):
-                self._channel(link.opened.topic, link.opened.channel).core.unsubscribe((client,))
+                self._channel(link.opened.topic, link.opened.channel).core.unsubscribe(
+                    (client,), how
+                )
 
     def _on_frames(self, frames: list[Any]) -> None:
         request = 0
@@ -297,7 +299,7 @@ class MemoryBroker(BrokerForTests):
         elif link is None:
             raise UsageError(E_HELLO, "this connection has no open link: send Open first")
         elif isinstance(message, p.Bye):
-            self._forget(client)
+            self._forget(client, Departure.LOST if message.is_lost else Departure.LEFT)
         elif isinstance(message, p.Beat):
             self._send(client, p.Beat())
         elif link.kind == "topic":
@@ -427,6 +429,7 @@ class MemoryBroker(BrokerForTests):
                 consumer.timeout_ns // NS_PER_MS,
                 consumer.heartbeat_ns // NS_PER_MS,
                 core.settings.ordered,
+                options.FAIR_BUFFER_MS if core.settings.is_fair else 0,
             )
             # A step of the clock is longer than heartbeats, and no consumer is lost by it.
             consumer.heartbeat_ns = 1 << 60

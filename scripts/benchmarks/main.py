@@ -25,6 +25,7 @@ from .harness.crew import MemberFailed
 from .harness.loads import Shape
 from .harness.report import Report
 from .harness.turns import interruptible
+from .measures.fairness import fairness as measure_fairness
 from .measures.hops import hops as measure_hops
 from .measures.paced import SHARES, PacedReport, Plan
 from .measures.paced import paced as measure_paced
@@ -190,6 +191,24 @@ def priorities(messages: int, size: int, rounds: int, **common: Any) -> None:
     settings = {"messages": f"{messages:,}", "body": f"{size} B", "block": "1,000 messages"}
     measure = lambda broker, report: measure_priorities(broker, report, shape, rounds)  # noqa: E731
     _run("priorities", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command()
+@click.option(
+    "--messages",
+    type=click.IntRange(10_000, 50_000_000),
+    default=500_000,
+    help="Messages of each topic.",
+)
+@_common
+def fairness(messages: int, size: int, rounds: int, **common: Any) -> None:
+    """Measure what fairness between keys costs, how long a new key behind a backlog waits, and the
+    rates of limited channels.
+    """
+    shape = Shape(messages, size, 1000)
+    settings = {"messages": f"{messages:,}", "body": f"{size} B", "block": "1,000 messages"}
+    measure = lambda broker, report: measure_fairness(broker, report, shape, rounds)  # noqa: E731
+    _run("fairness", settings, common | {"rounds": rounds}, measure)
 
 
 @bench.command()

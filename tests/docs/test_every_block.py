@@ -123,6 +123,7 @@ PAGES: Final = {
                 "producer = Producer(url)\ndef handle(message): print('handled')",
                 "",
             ),
+            'producer.publish_many("clicks"': ("producer = Producer(url)", "producer.close()"),
             "producer.publish(": ("producer, body = Producer(url), b'five'", "producer.close()"),
             "zsq.Consumer(": ("", ""),
             'Consumer("orders.*", "billing"': ("def handle(message): print('handled')", ""),

@@ -117,9 +117,9 @@ DEFECTS: Final[dict[str, Defect]] = {
         "        self._slots.release(self._slots.heads_in(runs))\n        super().back(runs, cause)",
     ),
     "messages that were read ahead are not saved": Defect(
-        "actors/channel/priorities.py",
-        "        return chain(super()._waiting_rows(), self._levels.runs(), self._unsorted)",
-        "        return chain(super()._waiting_rows(), self._unsorted)",
+        "actors/channel/parked.py",
+        "        return chain(self._piles.runs(), self._unsorted)",
+        "        return iter(self._unsorted)",
         ("kill_topic", "kill_channel"),
         urgent=True,
     ),

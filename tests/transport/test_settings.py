@@ -41,7 +41,12 @@ def test_callers_are_told_the_same_types(of: type[Record], options: type) -> Non
     told, hints = get_type_hints(options), get_type_hints(of)
     held = {field.name: hints[field.name] for field in fields(of)}
     assert [*told] == [*held]
-    of_choice = {"when_full", "archive", "own_process"}  # the type for callers names their values
+    of_choice = {
+        "when_full",
+        "archive",
+        "own_process",
+        "fair_by",
+    }  # the type for callers names their values
     for name in {*held} - of_choice:
         assert told[name] == held[name] | None, name
 

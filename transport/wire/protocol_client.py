@@ -409,7 +409,11 @@ class Sub(Wire):
 
 @record
 class Subscribed(Wire):
-    """The answer to Sub. `ordered`: the channel delivers the messages of a key in order."""
+    """The answer to Sub. `ordered`: the channel delivers the messages of a key in order.
+
+    `buffer_ms`: the consumer should hold no more messages than its handlers need for this time. 0:
+    as many as it wants.
+    """
 
     op: ClassVar[int] = 31
     request: int
@@ -417,6 +421,7 @@ class Subscribed(Wire):
     message_timeout_ms: int
     heartbeat_ms: int
     ordered: bool = False
+    buffer_ms: int = 0
 
 
 @record

@@ -14,7 +14,15 @@ from ....transport.names import base_of
 from ....transport.settings import CHANNEL, NONE, TOPIC, Kind, Setting
 from ..message_ids import topic_of_id
 from ..options import Value
-from ..quantities import NO_BOUND, Count, Seconds, SizeType, TopicPosition
+from ..quantities import (
+    NO_BOUND,
+    Count,
+    Rate,
+    Seconds,
+    SizeType,
+    TopicPosition,
+    spelled_rate,
+)
 
 if TYPE_CHECKING:
     from ....transport.client.blocking.client import Admin
@@ -24,7 +32,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 CHANGEABLE: Final = tuple(row for row in CHANNEL if not row.fixed)
 SUBSCRIBING: Final = tuple(row for row in CHANNEL if row.shared)
 KEEPING: Final = tuple(row for row in TOPIC if row.shared)
-_NUMBERS: Final = {Kind.COUNT: Count, Kind.SECONDS: Seconds, Kind.BYTES: SizeType}
+_NUMBERS: Final = {
+    Kind.COUNT: Count,
+    Kind.SECONDS: Seconds,
+    Kind.BYTES: SizeType,
+    Kind.RATE: Rate,
+}
 _START: Final = (
     "Start of a new channel: earliest, latest, an offset, an id, a time or an age. See zsq "
     "seek --help."
@@ -98,7 +111,7 @@ def describe(rows: Iterable[Setting], settings: Mapping[str, object]) -> str:
 
 
 def _shown(row: Setting, value: Any) -> str:
-    if row.shows_none and not value:
+    if not value and (row.shows_none or row.no_bound == 0):
         return row.shows_none
     if value is None or value == NONE:
         text = "as set for the broker" if value is None else "none"
@@ -106,6 +119,8 @@ def _shown(row: Setting, value: Any) -> str:
         text = (
             spelled(value)
             if row.kind is Kind.SECONDS
+            else spelled_rate(value)
+            if row.kind is Kind.RATE
             else f"{value:,}"
             if row.kind in _NUMBERS
             else str(value)

@@ -23,7 +23,7 @@ from ....transport.client.core.redrive import (
 from ..options import Stopping, stop_signals, suggesting, with_broker
 from ..output import json_option, say, tell
 from ..progress import Advance, bar
-from ..quantities import Rate
+from ..quantities import PositiveRate
 from .letter_selection import Select, selection, with_selection
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class RedriveRun:
 @with_selection
 @click.option(
     "--rate",
-    type=Rate(),
+    type=PositiveRate(no_bound=()),
     metavar="RATE",
     help="Send at most so many a second (50/s), a minute (10/m) or an hour (100/h).",
 )

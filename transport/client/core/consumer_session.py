@@ -320,6 +320,7 @@ class ConsumerSession:
         # It is not for a program that takes whole deliveries: it answers for itself.
         self.remembers = False
         self.ordered = False  # the channel delivers the messages of a key in order
+        self.buffer_ms = 0  # the channel asks to hold no more than handlers need for this time
         self.finishes = FinishMemory()
         self._covering: Confirm | None = None  # the barrier that is being made
         self.words: deque[Wire] = deque()  # messages to send
@@ -589,6 +590,7 @@ class ConsumerSession:
         self.message_timeout_ms = message.message_timeout_ms
         self.heartbeat_ms = heartbeat(message.heartbeat_ms)
         self.ordered = message.ordered
+        self.buffer_ms = message.buffer_ms
         is_backing_off = self.backoff is not None and self.backoff.limit is not None
         if self.ready != self._joined_with or is_backing_off:  # it was changed meanwhile
             self._send_ready()

@@ -467,7 +467,8 @@ class ConsumerEngine(LegHost):
         )
         in_hand = sum(session.unanswered for session in sessions) - waiting
         lease_ms = sessions[0].message_timeout_ms if sessions else MESSAGE_TIMEOUT_MS
-        return self.window.credit(in_hand, lease_ms / 1000)
+        buffers_ms = [session.buffer_ms for session in sessions if session.buffer_ms]
+        return self.window.credit(in_hand, lease_ms / 1000, min(buffers_ms, default=0) / 1000)
 
     def _adapt(self) -> None:
         """Ask for as many messages as the handlers need now."""
