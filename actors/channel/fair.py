@@ -55,6 +55,7 @@ from ..runtime.pulses import SupplyPulse
 from ..settings import options
 from .deferred import Deferred, Row
 from .delivery_builder import DeliveryBuilder
+from .failures import Cause
 from .filters import ChannelFilter
 from .lease import Hole, Subscriber
 from .parked import ParkedSupply, Pile
@@ -606,19 +607,19 @@ class FairSupply(ParkedSupply):
         self._release(runs)
         super().done(runs)
 
-    def back(self, runs: Sequence[Run], cause: str) -> None:
+    def back(self, runs: Sequence[Run], cause: Cause) -> None:
         self._release(runs)
         super().back(runs, cause)
 
-    def suspect(self, runs: Sequence[Run], cause: str) -> None:
+    def suspect(self, runs: Sequence[Run], cause: Cause) -> None:
         self._release(runs)
         super().suspect(runs, cause)
 
-    def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
+    def later(self, runs: Sequence[Run], due_ns: int, cause: Cause) -> None:
         self._release(runs)
         super().later(runs, due_ns, cause)
 
-    def reject(self, runs: Sequence[Run], cause: str) -> None:
+    def reject(self, runs: Sequence[Run], cause: Cause) -> None:
         self._release(runs)
         super().reject(runs, cause)
 
