@@ -1,4 +1,4 @@
-"""Tests of messages that are put off, with brokers that are killed and a standby that takes over."""
+"""Tests of messages that are put off, with a broker that is killed and a standby."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import click
 
 from ....transport.durations import spelled
 from ....transport.names import base_of
+from ....transport.retries import delays_of
 from ....transport.settings import CHANNEL, NONE, TOPIC, Kind, Setting
 from ..message_ids import topic_of_id
 from ..options import Value
@@ -129,12 +130,18 @@ def _shown(row: Setting, value: Any) -> str:
 
 
 def describe_channel(topic: str, channel: str, settings: Mapping[str, object]) -> str:
-    """Return some lines for users. The dead-letter topic is shown only if attempts are limited."""
+    """Return some lines for users.
+
+    The dead-letter topic is shown only if attempts are limited, and the first and the longest
+    backoff only if the curve is no list of delays.
+    """
+    listed = bool(delays_of(str(settings["backoff_curve"])))
+    rows = [row for row in CHANNEL if not (listed and row.name in ("backoff_s", "backoff_max_s"))]
     dead = settings["dead_letter_topic"] or f"{base_of(topic)}.{channel}.dead".replace(
         "#ephemeral", ""
     )
     return describe(
-        CHANNEL, {**settings, "dead_letter_topic": dead if settings["max_attempts"] else ""}
+        rows, {**settings, "dead_letter_topic": dead if settings["max_attempts"] else ""}
     )
 
 

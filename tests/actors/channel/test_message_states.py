@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -61,6 +62,7 @@ def test_messages_move_as_the_table_says(machine: type[RuleBasedStateMachine]) -
 def walk(seed: int) -> None:
     """Run 120 random steps of a channel in `WildChannel`, and then finish everything."""
     dice = random.Random(seed)
+    late = partial(random.Random(seed).choice, [False] * 4 + [True])
     one = WildChannel()
     age = dice.choice([-1, -1, 60.0])
     one.begin(
@@ -75,6 +77,7 @@ def walk(seed: int) -> None:
         [0, 0, 50],
         [0, 10_000, BACKOFF, DEAD, UNBEGUN],
     )
+
     steps: list[Callable[[], object]] = [
         lambda: one.publish([(dice.choice(keys), dice.choice(tags)) for _ in range(dice.randint(1, 6))]) if one.head < 60 else None,
         lambda: one.feed(dice.randint(1, 3)),
@@ -94,7 +97,7 @@ def walk(seed: int) -> None:
         lambda: one.skip({dice.randint(0, one.head) for _ in range(3)}, dice.randint(0, 1)),
         lambda: one.end_and_begin(dice.randint(0, 3), dice.random() < 0.5, dice.random() < 0.5),
         *[lambda: one.deliver(dice.randint(1, 4))] * 4,
-        *[lambda: one.req(0, dice.randint(0, one.head), dice.randint(0, 2), dice.choice(delays), defer=dice.random() < 0.2) if one.tokens else None] * 3,
+        *[lambda: one.req(0, dice.randint(0, one.head), dice.randint(0, 2), dice.choice(delays), defer=late()) if one.tokens else None] * 3,
         *[lambda: one.save() if one.pending is None else one.committed()] * 3,
     ]  # fmt: skip
     try:

@@ -666,15 +666,15 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         channel, and closes the consumer. The handler runs in `concurrency` threads. If it returns,
         the message is finished, unless the handler has answered it. If it raises an exception, the
         message is requeued after `requeue_delay`: seconds, a timedelta, or a function of the
-        message that returns one of them, at most 366 days. The default is the channel's backoff
-        (1 s, doubled by each attempt, at most 2 minutes, unless set otherwise). `retries` is a
+        message that returns one of them, at most 366 days. The default is the channel's backoff (1
+        s, doubled by each attempt, at most 2 minutes, unless set otherwise). `retries` is a
         `zsq.Retries`, a policy of this consumer that replaces both. If the handler raises
         `zsq.RetryAfter`, the message is put off instead, see `Message.defer`. The broker gets the
-        exception's repr and its traceback, and a dead letter contains them. Exceptions go to `on_error(message,
-        exception)`, by default to the log. No exception of a handler or callback ends `run`, not
-        even `SystemExit`, see "What run does with a handler". It goes on after refusals that pass
-        and after a restart of the broker, see "Why run ends". With `signals=False`, signal handlers
-        are not changed.
+        exception's repr and its traceback, and a dead letter contains them. Exceptions go to
+        `on_error(message, exception)`, by default to the log. No exception of a handler or callback
+        ends `run`, not even `SystemExit`, see "What run does with a handler". It goes on after
+        refusals that pass and after a restart of the broker, see "Why run ends". With
+        `signals=False`, signal handlers are not changed.
 
         While a handler works, its lease is extended, so a message comes to no other consumer
         because its handler takes long. `max_extension` bounds that: seconds or a timedelta since

@@ -73,10 +73,6 @@ class RetryAfter(Exception):
         """Keep the keyword, so that a process of a pool can raise it."""
         return _retry_after, (self.delay, self.until)
 
-    @property
-    def delay_ms(self) -> int:
-        return deferral_ms(self.delay, self.until)
-
 
 def _retry_after(delay: Delay, until: datetime | None) -> RetryAfter:
     return RetryAfter(delay, until=until)
@@ -88,7 +84,7 @@ def deferral_in(error: object) -> int | None:
     A group of exceptions, as a `TaskGroup` raises it, defers if all of them do. The longest counts.
     """
     if isinstance(error, RetryAfter):
-        return error.delay_ms
+        return deferral_ms(error.delay, error.until)
     if not isinstance(error, BaseExceptionGroup):
         return None
     delays_ms = [deferral_in(each) for each in error.exceptions]

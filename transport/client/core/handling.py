@@ -15,8 +15,8 @@ of `run`:
 - **The handler is cancelled (asyncio):** if `run` was cancelled, `run` returns the message to the
   channel and ends. In every other case it is a failure of the message.
 - **`on_error` raises:** the log gets both errors, and the message is requeued.
-- **The handler raises `zsq.RetryAfter`:** `run` puts the message off, as `Message.defer` does. It is
-  no failure, and `on_error` is not called. A group of exceptions does the same if it has nothing
+- **The handler raises `zsq.RetryAfter`:** `run` puts the message off, as `Message.defer` does. It
+  is no failure, and `on_error` is not called. A group of exceptions does the same if it has nothing
   else. A handler that returns a `RetryAfter` made a mistake: `run` requeues the message, and ends
   with `UsageError`.
 - **`retries` allows no further attempt:** `run` rejects the message with the error. If the last

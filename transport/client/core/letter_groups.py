@@ -64,7 +64,7 @@ def died_ns(headers: Mapping[str, HeaderValue], timestamp_ns: int) -> int:
 
 
 class LetterConditions(NamedTuple):
-    """What a dead letter must be to be selected. None means no condition.
+    """The conditions by which dead letters are selected. None means no condition.
 
     `error` is a part of the error's text, and `group` the id of a group of letters.
     """

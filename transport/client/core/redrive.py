@@ -49,7 +49,7 @@ BEHIND: Final = (
 
 
 class Pace:
-    """How fast a redrive sends. Without a rate, it does not wait. Pure: the caller knows the time.
+    """The pace of a redrive. Without a rate, it does not wait. The caller knows the time.
 
     A slow redrive protects consumers that have just been repaired.
     """
