@@ -375,7 +375,11 @@ class ChannelActor(Actor[ChannelStart]):
             if delivery is None:
                 return self.core.has_more()
             message = p.Deliver(
-                delivery.token, delivery.runs, delivery.timeout_ns // NS_PER_MS, delivery.alone
+                delivery.token,
+                delivery.runs,
+                delivery.timeout_ns // NS_PER_MS,
+                delivery.alone,
+                delivery.expires,
             )
             peer = delivery.peer
             if self.front.send(peer, message, [delivery.block]):

@@ -31,6 +31,7 @@ from ...transport.errors import (
 from ...transport.reports import ChannelCounters
 from ...transport.settings import NONE, ChannelSettings
 from ...transport.units import NS_PER_MS
+from ...transport.wire.lifetime import left_rows
 from ...transport.wire.protocol import (
     BACKOFF,
     DEAD,
@@ -239,7 +240,7 @@ class ChannelCore:
                 return None
             self._turns.served(consumer, max(picked.offered, total(picked.runs)))
             if block is not None:
-                return self._lease(consumer, picked, block, now_ns)
+                return self._lease(consumer, picked, block, now_ns, wall_ns)
         return None
 
     def _next_apart(self, now_ns: int, wall_ns: int) -> OutgoingDelivery | None:
@@ -260,7 +261,7 @@ class ChannelCore:
         block = self._joined(picked) if picked is not None else None
         if picked is None or block is None:
             return None
-        return self._lease(sifter, picked, block, now_ns)
+        return self._lease(sifter, picked, block, now_ns, wall_ns)
 
     def _sift(self, consumer: Subscriber | None) -> Subscriber | None:
         """Let this consumer get the suspects from now on, or none."""
@@ -307,7 +308,7 @@ class ChannelCore:
         return self.supply.has_more()
 
     def _lease(
-        self, consumer: Subscriber, picked: Picked, block: Block, now_ns: int
+        self, consumer: Subscriber, picked: Picked, block: Block, now_ns: int, wall_ns: int
     ) -> OutgoingDelivery:
         self._token += 1
         runs, parts = picked.runs, picked.parts
@@ -338,6 +339,7 @@ class ChannelCore:
             block,
             consumer.timeout_ns,
             alone=picked.apart and count == 1,
+            expires=left_rows(parts, wall_ns) if consumer.reports else (),
         )
 
     def _end_lease(self, token: int) -> Lease:

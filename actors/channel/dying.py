@@ -10,7 +10,7 @@ states:
 
 Until it is stored, the run is a hole, as other unfinished messages are (`supply.py`). So a crash
 may cause a second dead letter, but never a loss. After a restart, the attempts in its row show that
-it was dying: they have reached the maximum, or include REJECTED. The kind of reason survives a
+it was dying: they have reached the maximum, or include a mark. The kind of reason survives a
 crash, but its text does not, because rows do not hold texts.
 """
 
@@ -21,14 +21,20 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ...transport.block.block import Block
-from ...transport.wire.dead_letter import ATTEMPTS, FOUND, REJECT
+from ...transport.wire.dead_letter import ATTEMPTS, EXPIRY, FOUND, REJECT
 from ...transport.wire.protocol import Run
 from ..primitives.ranges import Range, above, cut_out, take
 from ..settings import options
 from .block_shelf import bytes_between
 from .redelivery import Part
 
-REJECTED: Final = 1 << 32  # added to the attempts of a row whose messages were rejected
+# Added to the attempts of a row for the reason of its messages. `max_attempts` needs no mark.
+REJECTED: Final = 1 << 32
+EXPIRED: Final = 1 << 33
+_MARKS: Final = {ATTEMPTS: 0, REJECT: REJECTED, EXPIRY: EXPIRED}
+
+
+TOO_OLD: Final = "it expired before it was finished"
 
 
 class Death(NamedTuple):
@@ -71,7 +77,7 @@ class Dying:
     def unstored(self) -> Iterable[Run]:
         """Yield the rows for the commit that begins."""
         for (start, count, attempts), reason, _ in (*self.out, *self.waiting):
-            yield start, count, attempts + REJECTED if reason == REJECT else attempts
+            yield start, count, attempts + _MARKS[reason]
 
     # In
 
@@ -91,6 +97,10 @@ class Dying:
         for run in runs:
             self._take(run, REJECT, error)
 
+    def expire(self, runs: Iterable[Run], error: str) -> None:
+        for run in runs:
+            self._take(run, EXPIRY, error)
+
     def recover(self, run: Run, max_attempts: int) -> list[Run]:
         """Return the run of a stored hole if it may be delivered again.
 
@@ -99,7 +109,10 @@ class Dying:
         start, count, attempts = run
         if attempts < REJECTED:
             return self.living((run,), max_attempts, FOUND)
-        self._take((start, count, attempts - REJECTED), REJECT, FOUND)
+        if attempts >= EXPIRED:
+            self._take((start, count, attempts - EXPIRED), EXPIRY, TOO_OLD)
+        else:
+            self._take((start, count, attempts - REJECTED), REJECT, FOUND)
         return []
 
     def _take(self, run: Run, reason: str, error: str) -> None:

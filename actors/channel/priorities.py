@@ -60,7 +60,7 @@ from ..runtime.pulses import SupplyPulse
 from ..settings import options
 from .deferred import Deferred, Row
 from .delivery_builder import DeliveryBuilder
-from .filters import ChannelFilter, count_skipped, wanted_runs
+from .filters import WANTED, ChannelFilter, count_skipped, wanted_runs
 from .lease import Hole, Subscriber
 from .supply import Picked, Supply
 
@@ -205,6 +205,7 @@ class PrioritySupply(Supply):
 
     fetch_bytes = options.PRIORITY_READ_BYTES
     goes_back = False
+    parks = True
 
     def __init__(
         self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings,
@@ -421,9 +422,10 @@ class PrioritySupply(Supply):
                 return
             at = offset - block.first_offset
             count = min(count, block.count - at)
-            if self.choice.is_too_old(block, wall_ns):
+            reason, count = self.first_of(block, at, count, wall_ns)
+            if reason != WANTED:
                 self._pass(level, count)
-                self.counters["expired_count"] += count
+                self.give_up((offset, count, 0), reason)
                 continue
             count = builder.count_that_fits(block, at, count, sampled=consumer.sample_rate > 0)
             if not count:

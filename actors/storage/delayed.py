@@ -55,6 +55,7 @@ from ...storage.space import Shortage, Space
 from ...transport.block.block import Block
 from ...transport.errors import E_DISK_FULL, E_LIMIT, Refused
 from ...transport.wire import protocol as p
+from ...transport.wire.lifetime import aged
 from ..runtime.port import Mail, Port
 from ..runtime.pulses import DelayedPulse
 from ..runtime.worker_thread import Jobs
@@ -259,9 +260,8 @@ class DelayedMessages:
             return
         assert all(row.key.due_ns <= now_ns for row in rows)
         try:
-            self._store.log.append(
-                [due_block(row) for row in rows], max(now_ns, self._clock.wall_ns())
-            )
+            moved_ns = max(now_ns, self._clock.wall_ns())
+            self._store.log.append([aged_block(row, moved_ns) for row in rows], moved_ns)
         except DiskFull as error:
             if not self.full:
                 log.error(
@@ -496,6 +496,12 @@ class DelayedMessages:
             "delayed_alarm": self._alarm(),
             "delayed_full": self.full,
         }
+
+
+def aged_block(row: DelayedRow, now_ns: int) -> Block:
+    """Return the block as the log stores it now. Its messages have lived since they were due."""
+    late_ms = (now_ns - row.key.due_ns) // _MS
+    return due_block(row._replace(block=aged(row.block, late_ms)))
 
 
 Sequences = Mapping[int, tuple[int, tuple[tuple[int, ...], ...]]]

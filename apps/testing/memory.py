@@ -18,7 +18,8 @@ from ...actors.channel.dead_letters import letters
 from ...actors.channel.deferred import Row
 from ...actors.channel.lease import Changes, OutgoingDelivery
 from ...actors.settings import channel_settings, options
-from ...storage.delayed.delayed_format import DelayedKey, DelayedRow, due_block
+from ...actors.storage.delayed import aged_block
+from ...storage.delayed.delayed_format import DelayedKey, DelayedRow
 from ...transport.block.block import Block, cut, with_place
 from ...transport.errors import ZsqError
 from ...transport.settings import SettingValue
@@ -239,7 +240,7 @@ class MemoryTopic:
         """Append the delayed messages that are due. Return True if there were any."""
         due = sorted(key for key in self._delayed if key.due_ns <= now_ns)
         for key in due:
-            self.append(due_block(DelayedRow(key, self._delayed.pop(key))), now_ns)
+            self.append(aged_block(DelayedRow(key, self._delayed.pop(key)), now_ns), now_ns)
         return bool(due)
 
     def delayed_rows(self, after: DelayedKey | None, limit: int) -> list[ListedRow]:

@@ -59,6 +59,7 @@ __all__ = [
     "Begun",
     "Blocks",
     "Bye",
+    "Cancelled",
     "Commit",
     "Delayed",
     "Deliver",
@@ -425,6 +426,10 @@ class Deliver(Wire):
 
     With `alone`, it is one message that may have ended an earlier consumer. The consumer sends
     Begun with a request number, and waits for the answer before the handler begins.
+
+    `expires`: rows (index in the block, count, milliseconds). These messages expire so long after
+    the channel has sent them. The consumer gives back what no handler has begun by then, by Req
+    with UNBEGUN.
     """
 
     op: ClassVar[int] = 32
@@ -432,6 +437,7 @@ class Deliver(Wire):
     runs: tuple[Run, ...]
     timeout_ms: int
     alone: bool = False
+    expires: tuple[Run, ...] = ()
 
 
 @record
@@ -456,6 +462,21 @@ class Recall(Wire):
 
     op: ClassVar[int] = 27
     count: int
+
+
+@record
+class Cancelled(Wire):
+    """Channel to consumer: a user has cancelled these messages, as far as the consumer holds some.
+
+    Those of `ranges` are finished, and need no answer. Those with one of the revoke keys `keys`
+    below offset `end` stay with the handlers that have begun them. Others are given back by Req
+    with UNBEGUN, and the channel gives them up.
+    """
+
+    op: ClassVar[int] = 9
+    ranges: tuple[Range, ...]
+    keys: tuple[str, ...]
+    end: int
 
 
 @record

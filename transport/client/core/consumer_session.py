@@ -78,6 +78,7 @@ class LeasedBlock:
         "alone",
         "answered",
         "block",
+        "cancelled",
         "closed",
         "epoch",
         "extended",
@@ -116,6 +117,7 @@ class LeasedBlock:
         # The messages whose answer was sent to the channel. They are kept until the whole delivery
         # is answered.
         self.answered: set[int] = set()
+        self.cancelled: set[int] = set()  # what a user has cancelled after it was taken
         self.closed = False  # True when all answers are sent
         self.queued = False  # True while this delivery is in `session.dirty`
 
@@ -319,6 +321,8 @@ class ConsumerSession:
         # True if messages that were finished, and come back after a lost link, are finished again.
         # It is not for a program that takes whole deliveries: it answers for itself.
         self.remembers = False
+        # New deliveries with messages that expire: rows (index, count, milliseconds).
+        self.expiring: list[tuple[LeasedBlock, tuple[Run, ...]]] = []
         self.ordered = False  # the channel delivers the messages of a key in order
         self.finishes = FinishMemory()
         self._covering: Confirm | None = None  # the barrier that is being made
@@ -405,6 +409,18 @@ class ConsumerSession:
     def give_back(self, delivery: LeasedBlock, indexes: Iterable[int]) -> None:
         """Give back messages that the program has not taken. They use no attempt."""
         self.requeue(delivery, indexes, UNBEGUN)
+
+    def drop(self, delivery: LeasedBlock, indexes: Sequence[int], *, finished: bool) -> None:
+        """Give back messages that have ended and that the program has not taken.
+
+        With `finished`, the channel has finished them, and needs no answer.
+        """
+        fresh = delivery.fresh(indexes)
+        if finished and fresh:
+            self._note(delivery, fresh)
+        elif fresh:
+            self.give_back(delivery, fresh)
+        delivery.answered.update(fresh)  # the program skips them when it comes to them
 
     @property
     def untold(self) -> int:
@@ -595,6 +611,7 @@ class ConsumerSession:
         self._step(_E.DELIVER)
         if self.state is _S.LEAVING:
             return Reaction.NOTHING
+        check_rows(message.expires, 3, "rows (index, count, milliseconds) of a delivery")
         delivery = LeasedBlock(self, message, block, self.epoch, now_ns)
         self.unanswered += block.count
         if self.finishes and (indexes := self.finishes.came_back(delivery, now_ns)):
@@ -604,6 +621,8 @@ class ConsumerSession:
                 return Reaction.NOTHING
         self.held[message.token] = delivery
         self.arrived.append(delivery)
+        if message.expires:
+            self.expiring.append((delivery, message.expires))
         return Reaction.NOTHING
 
     def on_answer(self, message: Answer) -> Reaction:

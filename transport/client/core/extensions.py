@@ -71,6 +71,14 @@ class Extensions:
     def end(self, worker: object) -> None:
         self._works.pop(worker, None)
 
+    def workers_at(self, delivery: LeasedBlock, indexes: Sequence[int]) -> list[object]:
+        """Return who works on these messages of a delivery."""
+        return [
+            worker
+            for worker, work in list(self._works.items())
+            if work.delivery is delivery and work.index in indexes
+        ]
+
     def adopt(self, delivery: LeasedBlock, index: int, now_ns: int) -> bool:
         """Return True if a handler works on this message, which has come back on a new link.
 
@@ -98,6 +106,8 @@ class Extensions:
         for work in list(self._works.values()):
             delivery = work.delivery
             if not delivery.live or now_ns >= work.begun_ns + self.longest_ns:
+                continue
+            if work.index in delivery.answered:  # it was cancelled, and has no lease any more
                 continue
             if now_ns >= work.next_ns:
                 work.next_ns = now_ns + delivery.timeout_ms * 1_000_000 // SHARE

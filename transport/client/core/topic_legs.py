@@ -34,13 +34,15 @@ from ...settings import CHANNEL
 from ...wire.address import Target
 from ...wire.addresses import Rotation
 from ...wire.codec import encode
-from ...wire.protocol import Recall, Spread, Wire
+from ...wire.protocol import Cancelled, Recall, Spread, Wire
+from ...wire.rows import check_rows
 from ...wire.spread import PARTS_ASKED_NS, HasParts
 from ..link.engine import Engine
 from ..link.link import AGAIN, Link
 from ..link.reaction import Reaction
 from ..link.timeouts import FAR_NS
 from .consumer_session import ConsumerSession, ConsumerState, LeasedBlock
+from .held_endings import Expiring
 from .topic_credit import READY_IDLE, share_of
 
 log = logging.getLogger("zsq")
@@ -101,6 +103,10 @@ class LegHost(Engine):
         """Give back up to `count` messages of this leg that the program has not taken."""
 
     @abstractmethod
+    def cancelled(self, leg: Leg, message: Cancelled) -> None:
+        """Drop the cancelled messages of this leg that no handler has begun, and mark the others."""
+
+    @abstractmethod
     def lost_link(self, leg: Leg, *, is_topic: bool) -> None:
         """Note that all leases of a leg are void. `is_topic`: it is the only leg of its topic."""
 
@@ -136,6 +142,7 @@ class Leg:
         self.topic = topic
         self.host = host = topic.host
         self.session = session
+        self.expiring = Expiring()
         self.target = target
         part = part_of(target.topic)
         session.topic = base_of(target.topic)
@@ -200,8 +207,17 @@ class Leg:
             if self.host.limit != 0:  # with 0, nothing is held but a probe that was just taken
                 self.host.give_back(self, message.count)
             return Reaction.NOTHING
+        if type(message) is Cancelled:
+            check_rows(message.ranges, 2, "cancelled ranges")
+            self.host.cancelled(self, message)
+            return Reaction.NOTHING
         before = self.session.unanswered
         reaction = self.session.on_word(message, blocks, now_ns)
+        if self.session.expiring:
+            for delivery, rows in self.session.expiring:
+                self.expiring.add(delivery, rows)
+            self.session.expiring.clear()
+            self.host.sooner(self.expiring.next_ns)
         if blocks:
             topic = self.topic
             topic.delivered_ns = now_ns
