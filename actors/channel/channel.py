@@ -108,6 +108,7 @@ class ChannelActor(Actor[ChannelStart]):
         self.obey(p.EmptyChannel, self.empty)
         self.obey(p.Skip, self.skip)
         self.obey(p.SkipMessages, self.skip_messages)
+        self.obey(p.Revoke, self.revoke)
         self.obey(p.Seek, self.seek)
         self.obey(p.Peek, self.peek)
         self.obey(p.ConfigureChannel, self.configure)
@@ -500,6 +501,7 @@ class ChannelActor(Actor[ChannelStart]):
             self.core.stored_begin(next_offset),
             tuple(self.supply.emptied),
             self.due_clock.now_ns() if self.supply.deferred.rows else None,
+            tuple(self.supply.choice.endings.revoked.items()),
         )
 
     def _save(self) -> None:
@@ -660,9 +662,19 @@ class ChannelActor(Actor[ChannelStart]):
         if order.preview:
             self.answer_order(answer)
             return
-        if ranges and self.core.skip_messages(ranges, rows):
+        moved, told = self.core.skip_messages(ranges, rows) if ranges else (False, [])
+        for peer, cancelled in told:
+            self.front.send(peer, p.Cancelled(tuple(cancelled), (), 0))
+        if moved:
             self.feed.moved()
         self.commits.answer(answer)
+
+    def revoke(self, message: p.Revoke) -> None:
+        self.core.revoke(message.keys, message.end)
+        for peer, consumer in self.core.consumers.items():
+            if consumer.reports and consumer.in_flight:
+                self.front.send(peer, p.Cancelled((), message.keys, message.end))
+        self.commits.answer(p.Done(message.request, {}))
 
     def configure(self, message: p.ConfigureChannel) -> None:
         changed_settings = channel_settings.changed(

@@ -619,6 +619,7 @@ class ChannelCore:
 
         One commit is made at a time. Redeliveries wait for it.
         """
+        self._forget_revoked()
         out = [run for lease in self._leases.values() for run in self._used(lease)]
         return self.supply.changes(out)
 
@@ -680,20 +681,44 @@ class ChannelCore:
             for offset in range(first, first + count)
         )
 
-    def skip_messages(self, ranges: Sequence[Range], deferred: Sequence[Row]) -> bool:
+    def skip_messages(
+        self, ranges: Sequence[Range], deferred: Sequence[Row]
+    ) -> tuple[bool, list[tuple[Peer, list[Range]]]]:
         """Finish these unfinished messages for this channel, because a user has skipped them.
 
         Consumers that hold them cannot answer them any more. Return True if the feed must now read
-        from another offset.
+        from another offset, and what to tell the consumers that held some of the messages.
         """
         moved = self.supply.skip_messages(ranges, deferred)
+        told: list[tuple[Peer, list[Range]]] = []
         for token, lease in list(self._leases.items()):
-            runs = lease.runs
+            runs, consumer = lease.runs, lease.consumer
             if near := touching(ranges, runs[0][0], sum(runs[-1][:2])):
-                self._answered(lease.consumer.peer, token, near)
+                taken, _ = self._answered(consumer.peer, token, near)
+                if taken and consumer.reports:
+                    told.append((consumer.peer, [run[:2] for run in taken]))
         self.counters["skipped_count"] += sum(count for _, count in ranges)
         self.supply.dirty = True
-        return moved
+        return moved, told
+
+    def revoke(self, keys: Sequence[str], end: int) -> None:
+        """Never deliver the messages with these keys below `end` again.
+
+        Those that consumers hold stay theirs. Raises `Refused` (E_LIMIT) for too many keys.
+        """
+        self._forget_revoked()
+        self.supply.choice.endings.revoke(keys, end)
+        self.supply.dirty = True
+
+    def _forget_revoked(self) -> None:
+        """Forget revocations that end no message any more.
+
+        The state store does not say which deferred messages it has, so with some nothing is
+        forgotten.
+        """
+        endings = self.supply.choice.endings
+        if endings.revoked and not self.supply.deferred.rows:
+            endings.forget_below(self.first())
 
     def go_on(
         self, gaps: Iterable[Iterable[int]], begin: int, emptied: Iterable[Iterable[int]]
