@@ -76,6 +76,12 @@ class Runner(RunnerBase):
         except Exception as error:
             self._fail(error)
 
+    def cancel(self, workers: Iterable[object]) -> None:
+        """Cancel the handlers that these tasks await, because their messages were cancelled."""
+        for worker in workers:
+            if isinstance(worker, asyncio.Task):
+                worker.cancel()
+
     async def handle(self, taken: Any) -> Outcome:
         """Handle what `take` has returned."""
         message = taken
@@ -91,6 +97,11 @@ class Runner(RunnerBase):
         except BaseException as error:
             if self._ends(error):
                 raise
+            if isinstance(error, asyncio.CancelledError) and message.cancelled:
+                if not message.answered:
+                    with self._answering(message):
+                        await message.finish()
+                return Outcome.NEITHER
             await self._report(message, error)
             await self._requeue(message, error)
             return Outcome.FAILURE

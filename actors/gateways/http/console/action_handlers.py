@@ -124,6 +124,8 @@ class ActionHandlers:
             "/api/channel/empty": lambda topic, channel, *_: source.empty(topic, channel),
             "/api/channel/seek": self._seek,
             "/api/channel/skip": self._skip,
+            "/api/message/cancel": self._cancel_messages,
+            "/api/message/revoke": self._revoke,
             "/api/redrive/discard": self._discard,
             "/api/channel/delete": lambda topic, channel, options, _: source.delete_channel(
                 topic, channel, force=options.get("force") is True
@@ -223,6 +225,21 @@ class ActionHandlers:
         self, topic: str, channel: str, options: JsonObject, principal: Principal
     ) -> Mapping[str, object]:
         return {"offsets": await self._source.skip(topic, channel, _offsets(options))}
+
+    async def _cancel_messages(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        await self._stats.fresh(topic)
+        return {"channels": await self._source.cancel(topic, _offsets(options))}
+
+    async def _revoke(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        keys = options.get("keys")
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise bad(f'give {{"keys": [1 to {KEYS_MAX} revoke keys]}}')
+        await self._stats.fresh(topic)  # without this check the broker would create the topic
+        return await self._source.revoke(topic, cast("list[str]", keys))
 
     async def _discard(
         self, topic: str, channel: str, options: JsonObject, principal: Principal
