@@ -321,6 +321,9 @@ class ConsumerSession:
         # True if messages that were finished, and come back after a lost link, are finished again.
         # It is not for a program that takes whole deliveries: it answers for itself.
         self.remembers = False
+        # What the channel has finished because a user cancelled it: token -> offsets. Words about
+        # these messages that were on their way are refused, and that is no loss.
+        self._gone: dict[int, set[int]] = {}
         # New deliveries with messages that expire: rows (index, count, milliseconds).
         self.expiring: list[tuple[LeasedBlock, tuple[Run, ...]]] = []
         self.ordered = False  # the channel delivers the messages of a key in order
@@ -417,6 +420,10 @@ class ConsumerSession:
         """
         fresh = delivery.fresh(indexes)
         if finished and fresh:
+            gone = self._gone.setdefault(delivery.token, set())
+            gone.update(map(delivery.offset, fresh))
+            if len(self._gone) > WHOLE_MAX:
+                del self._gone[next(iter(self._gone))]
             self._note(delivery, fresh)
         elif fresh:
             self.give_back(delivery, fresh)
@@ -631,7 +638,8 @@ class ConsumerSession:
         confirm = self.confirms.pop(message.request, None)
         delivery = self.held.get(message.token)
         every = delivery.block.count if delivery else self._whole.get(message.token, 1)
-        refused = sum(every if first == ALL else count for first, count in message.refused)
+        ranges = self._refused(message)
+        refused = sum(every if first == ALL else count for first, count in ranges)
         self._finished -= refused
         if confirm is None:
             self.stale += refused
@@ -642,7 +650,7 @@ class ConsumerSession:
         self._unconfirmed_by_request = {
             request: count - committed for request, count in self._unconfirmed_by_request.items()
         }
-        if message.refused:
+        if ranges:
             confirm.error = LeaseLost(
                 E_LEASE,
                 (
@@ -650,9 +658,21 @@ class ConsumerSession:
                     "delivered again"
                 ),
             )
-        confirm.refused = message.refused
+        confirm.refused = ranges
         confirm.done = True
         return Reaction.NOTHING
+
+    def _refused(self, message: Answer) -> tuple[Range, ...]:
+        """Return the refused ranges, without messages that the channel has cancelled."""
+        gone = self._gone.get(message.token) if message.refused else None
+        if gone is None:
+            return message.refused
+        return tuple(
+            (offset, 1)
+            for first, count in message.refused
+            for offset in range(first, first + count)
+            if offset not in gone
+        )
 
     def on_failed(self, message: Failed) -> Reaction:
         """Process a failed request. The link itself handles a Failed that answers Sub."""
@@ -684,6 +704,7 @@ class ConsumerSession:
         self.finishes.lost(time.monotonic_ns())
         self.epoch += 1
         self._whole.clear()
+        self._gone.clear()
         self.arrived.clear()
         self.held.clear()
         self.taken.clear()
