@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from zsq import Refused
@@ -9,14 +11,14 @@ from zsq.actors.channel.endings import Endings
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.client.core.packing import pack_many
-from zsq.transport.wire.codec import HeaderValue
-from zsq.transport.wire.lifetime import EXPIRES_HEADER, REVOKE_KEY_HEADER
+from zsq.transport.wire.codec import EXPIRES_HEADER, HeaderValue
+from zsq.transport.wire.lifetime import REVOKE_KEY_HEADER
 
 S = 1_000_000_000
 EXPIRED, CANCELLED = 3, 5
 
 
-def block_at(offset: int, *headers: dict[str, HeaderValue] | None) -> Block:
+def block_at(offset: int, *headers: Mapping[str, HeaderValue] | None) -> Block:
     [block] = pack_many([b"x"] * len(headers), None, None, headers)
     return with_place(block, offset, 100 * S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,9 +12,8 @@ from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.block.block_format import EXPIRES, REVOCABLE
 from zsq.transport.client.core.packing import pack_many
 from zsq.transport.client.core.publish_arguments import lifetime_of
-from zsq.transport.wire.codec import HeaderValue, pack_headers
+from zsq.transport.wire.codec import EXPIRES_HEADER, HeaderValue, pack_headers
 from zsq.transport.wire.lifetime import (
-    EXPIRES_HEADER,
     EXPIRES_MS_MAX,
     REVOKE_KEY_HEADER,
     aged,
@@ -25,7 +25,7 @@ from zsq.transport.wire.lifetime import (
 S = 1_000_000_000
 
 
-def block_of(*headers: dict[str, HeaderValue] | None) -> Block:
+def block_of(*headers: Mapping[str, HeaderValue] | None) -> Block:
     """Return a block as a client packs it."""
     [block] = pack_many([b"x"] * len(headers), None, None, headers)
     return block
