@@ -324,8 +324,6 @@ class ConsumerSession:
         # What the channel has finished because a user cancelled it: token -> offsets. Words about
         # these messages that were on their way are refused, and that is no loss.
         self._gone: dict[int, set[int]] = {}
-        # New deliveries with messages that expire: rows (index, count, milliseconds).
-        self.expiring: list[tuple[LeasedBlock, tuple[Run, ...]]] = []
         self.ordered = False  # the channel delivers the messages of a key in order
         self.finishes = FinishMemory()
         self._covering: Confirm | None = None  # the barrier that is being made
@@ -628,8 +626,6 @@ class ConsumerSession:
                 return Reaction.NOTHING
         self.held[message.token] = delivery
         self.arrived.append(delivery)
-        if message.expires:
-            self.expiring.append((delivery, message.expires))
         return Reaction.NOTHING
 
     def on_answer(self, message: Answer) -> Reaction:

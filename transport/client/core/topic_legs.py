@@ -17,6 +17,7 @@ from typing import Final
 
 from ...block.block import Block
 from ...errors import (
+    E_BAD_COMMAND,
     E_BUCKET,
     E_CLOSED,
     E_DISK_FULL,
@@ -27,6 +28,7 @@ from ...errors import (
     E_TIMEOUT,
     E_TOPIC_FAILED,
     E_TOPIC_FULL,
+    UsageError,
     ZsqError,
 )
 from ...names import base_of, part_name, part_of
@@ -34,7 +36,7 @@ from ...settings import CHANNEL
 from ...wire.address import Target
 from ...wire.addresses import Rotation
 from ...wire.codec import encode
-from ...wire.protocol import Cancelled, Recall, Spread, Wire
+from ...wire.protocol import Cancelled, Deliver, Recall, Spread, Wire
 from ...wire.rows import check_rows
 from ...wire.spread import PARTS_ASKED_NS, HasParts
 from ..link.engine import Engine
@@ -209,14 +211,14 @@ class Leg:
             return Reaction.NOTHING
         if type(message) is Cancelled:
             check_rows(message.ranges, 2, "cancelled ranges")
+            if not all(type(key) is str for key in message.keys):
+                raise UsageError(E_BAD_COMMAND, "revoke keys must be texts")
             self.host.cancelled(self, message)
             return Reaction.NOTHING
         before = self.session.unanswered
         reaction = self.session.on_word(message, blocks, now_ns)
-        if self.session.expiring:
-            for delivery, rows in self.session.expiring:
-                self.expiring.add(delivery, rows)
-            self.session.expiring.clear()
+        if type(message) is Deliver and message.expires and message.token in self.session.held:
+            self.expiring.add(self.session.held[message.token], message.expires)
             self.host.sooner(self.expiring.next_ns)
         if blocks:
             topic = self.topic
