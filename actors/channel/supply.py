@@ -548,7 +548,7 @@ class Supply:
         return reason, stop - at
 
     def give_up(self, run: Run, reason: int) -> None:
-        """Finish messages that have ended, or let them become dead letters. No consumer has them."""
+        """Finish messages that have ended, or let them become dead letters."""
         self.dirty = True
         if reason == EXPIRED and self.settings.dead_letter_expired:
             self.dying.expire((run,), TOO_OLD)

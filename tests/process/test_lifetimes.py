@@ -1,5 +1,5 @@
-"""Tests of messages that expire or are cancelled at a real broker: over kills, a takeover, the doors
-and the commands. docs/lifetimes.md has the cases that tests/apps/testing/test_lifetimes.py runs.
+"""Tests of messages that expire or are cancelled at a real broker: over kills, a takeover, the
+doors and the commands. tests/apps/testing/test_lifetimes.py has the cases of docs/lifetimes.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -160,17 +160,27 @@ def test_run_cancels_the_handlers_of_cancelled_messages(broker: Broker) -> None:
     began: list[bytes] = []
     ended: list[tuple[bytes, str]] = []
     errors: list[BaseException] = []
+    changed = asyncio.Condition()
+
+    async def note(seen: list[Any], what: object) -> None:
+        async with changed:
+            seen.append(what)
+            changed.notify_all()
 
     async def handle(message: zsq.aio.Message) -> None:
-        began.append(message.body)
+        await note(began, message.body)
         try:
             if message.body != b"end":
-                await asyncio.sleep(WAIT_S)
+                await asyncio.Event().wait()
         except asyncio.CancelledError:
-            ended.append((message.body, f"cancelled {message.cancelled}"))
+            await note(ended, (message.body, f"cancelled {message.cancelled}"))
             raise
         else:
-            ended.append((message.body, "ended"))
+            await note(ended, (message.body, "ended"))
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with changed:
+            await changed.wait_for(condition)
 
     async def main() -> None:
         async with zsq.aio.Admin(broker.ipc) as admin, zsq.aio.Producer(broker.ipc) as producer:
@@ -187,13 +197,11 @@ def test_run_cancels_the_handlers_of_cancelled_messages(broker: Broker) -> None:
             )
             first = (await producer.publish("t", b"offset")).offset
             await producer.publish("t", b"key", revoke_key="k")
-            while len(began) < 2:
-                await asyncio.sleep(0.01)
+            await until(lambda: len(began) == 2)
             await admin.cancel("t", [first or 0])
             await admin.revoke("t", "k")
             await producer.publish("t", b"end")
-            while len(ended) < 3:
-                await asyncio.sleep(0.01)
+            await until(lambda: len(ended) == 3)
             await consumer.close()
             await running
 

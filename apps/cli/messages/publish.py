@@ -245,7 +245,8 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
 @with_broker
 def pub(
     topic: str, body: str | None, source: IO[bytes], from_json: bool, ends_in_null: bool, batch: int, delay: float,
-    expires_in: float | None, revoke_key: str | None, key: str | None, tag: str | None, pairs: tuple[str, ...], channel: str | None, as_json: bool, url: str, timeout: float,
+    expires_in: float | None, revoke_key: str | None, key: str | None, tag: str | None, pairs: tuple[str, ...],
+    channel: str | None, as_json: bool, url: str, timeout: float,
 ) -> None:  # fmt: skip
     """Publish BODY, or each line of a file or of standard input, to TOPIC. Returns when all
     messages are durable.

@@ -23,6 +23,7 @@ from tests.actors.channel.test_ordered_machine import OrderedMachine
 from tests.actors.channel.test_wild_channel import PEERS, WildChannel
 from tests.actors.conftest import ChannelHarness
 from zsq.actors.channel.lease import Departure
+from zsq.transport.block.block import pack
 from zsq.transport.settings import ChannelSettings
 from zsq.transport.wire.protocol import BACKOFF, DEAD, UNBEGUN
 
@@ -124,10 +125,10 @@ def let_messages_expire() -> None:
     harness = ChannelHarness(max_age_s=10.0, dead_letter_expired=True)
     Watch(harness.channel)
     harness.join(PEERS[0], 1)
-    harness.come(1)
+    harness.take_in(pack([b"x"]))
     harness.channel.req(PEERS[0], harness.send_one().token, (), 0, harness.wall_ns)
     harness.commit()
-    harness.come(1)
+    harness.take_in(pack([b"x"]))
     harness.channel.rest()
     for _ in range(2):
         harness.channel.next_delivery(harness.now_ns, harness.wall_ns + 11 * 10**9)

@@ -383,12 +383,10 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
 
         `expires_in`: seconds or a timedelta, above the delay. No handler begins the message later
         than this after the broker got it. `revoke_key`: a text of at most 256 bytes, by which
-        `Admin.revoke` cancels the message. See docs/lifetimes.md. Both are headers, `zsq-expires-ms`
-        and `zsq-revoke-key`.
+        `Admin.revoke` cancels the message. Both are headers, see docs/lifetimes.md.
 
-        Raises `UsageError` for a bad name or a
-        message that is too large, `Refused` if the broker cannot accept it now, and
-        `BrokerUnreachable` after the timeout.
+        Raises `UsageError` for a bad name or a message that is too large, `Refused` if the broker
+        cannot accept it now, and `BrokerUnreachable` after the timeout.
         """
         delay_ms = as_delay_ms(delay)
         if expires_in is not None or revoke_key is not None:
@@ -438,11 +436,11 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
 
         `key`, `tag`: one value for all messages. `keys`, `tags`: one value for each message, or
         None. `headers`: one mapping for all messages, or a sequence with one mapping for each.
-        `delay`, `expires_in`, `revoke_key`: those of all messages, see `publish`. With `wait=False` this returns when the
-        messages are queued (at most 16 MiB wait to be sent). Use the receipt or `flush` to wait for
-        them. If a message is over the limit of a broker that this producer has reached before,
-        `UsageError` is raised and nothing is sent. If the broker refuses a message later, only that
-        message fails. The error then says how many of the messages failed.
+        `delay`, `expires_in`, `revoke_key`: those of all messages, see `publish`. With `wait=False`
+        this returns when the messages are queued (at most 16 MiB wait to be sent). Use the receipt
+        or `flush` to wait for them. If a message is over the limit of a broker that this producer
+        has reached before, `UsageError` is raised and nothing is sent. If the broker refuses a
+        message later, only that message fails. The error then says how many of the messages failed.
         """
         delay_ms = as_delay_ms(delay)
         if expires_in is not None or revoke_key is not None:

@@ -333,12 +333,12 @@ def skip(
 def cancel(
     topic: str, offsets: Sequence[int], *, channel: str | None = None
 ) -> Asking[dict[str, list[int]]]:
-    """Cancel messages by their offsets: for one channel, or for all channels that the topic has.
+    """Cancel messages by their offsets: for one channel, or for all channels of the topic.
 
-    It is a `skip` of each channel: see there. A consumer that holds such a message drops it, and a
-    handler that has begun it sees `message.cancelled`. Returns the offsets that each channel had
-    not finished, by the name of the channel. If this is interrupted, some channels have cancelled
-    the messages and others have not; repeat it then.
+    It is a `skip` of each channel: see there. A consumer that holds such a message drops it,
+    and a handler that has begun it sees `message.cancelled`. Returns the offsets that each
+    channel had not finished, by the name of the channel. If this is interrupted, some channels
+    have cancelled the messages and others have not; repeat it then.
     """
     channels = [channel]
     if channel is None:
@@ -356,11 +356,11 @@ def revoke(topic: str, keys: str | Sequence[str]) -> Asking[Revoked]:
     """Cancel all messages of a topic that were published with one of these revoke keys.
 
     `keys`: one key, or up to 1,000. Delayed messages are removed at once. The channels that the
-    topic has now do not deliver the other messages any more, and count them in `cancelled_count`
-    when their turn comes. A consumer that holds such a message drops it, and a handler that has
-    begun it sees `message.cancelled`. A message that is published later with the same key is
-    delivered. The call is recorded in the audit log, and durable when it returns. Returns
-    {"delayed": the number of delayed messages that were removed}.
+    topic has now do not deliver the other messages any more, and count them in
+    `cancelled_count` when their turn comes. A consumer that holds such a message drops it, and
+    a handler that has begun it sees `message.cancelled`. A message that is published later with
+    the same key is delivered. The call is recorded in the audit log, and durable when it
+    returns. Returns {"delayed": the number of delayed messages that were removed}.
     """
     wanted = (keys,) if isinstance(keys, str) else tuple(keys)
     return ask_admin(RevokeRequest(check_name(topic), keys=wanted))

@@ -106,7 +106,7 @@ class LegHost(Engine):
 
     @abstractmethod
     def cancelled(self, leg: Leg, message: Cancelled) -> None:
-        """Drop the cancelled messages of this leg that no handler has begun, and mark the others."""
+        """Drop the cancelled messages of this leg that nobody has begun, and mark the others."""
 
     @abstractmethod
     def lost_link(self, leg: Leg, *, is_topic: bool) -> None:
