@@ -706,7 +706,6 @@ class ChannelCore:
 
         Those that consumers hold stay theirs. Raises `Refused` (E_LIMIT) for too many keys.
         """
-        self._forget_revoked()
         self.supply.choice.endings.revoke(keys, end)
         self.supply.dirty = True
 

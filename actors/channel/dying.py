@@ -10,7 +10,8 @@ states:
 
 Until it is stored, the run is a hole, as other unfinished messages are (`supply.py`). So a crash
 may cause a second dead letter, but never a loss. After a restart, the attempts in its row show that
-it was dying: they have reached the maximum, or include a mark. The kind of reason survives a
+it was dying: they have reached the maximum, or include REJECTED. A message that has expired is
+looked at again, and has still expired. The kind of reason survives a
 crash, but its text does not, because rows do not hold texts.
 """
 
@@ -28,10 +29,7 @@ from ..settings import options
 from .block_shelf import bytes_between
 from .redelivery import Part
 
-# Added to the attempts of a row for the reason of its messages. `max_attempts` needs no mark.
-REJECTED: Final = 1 << 32
-EXPIRED: Final = 1 << 33
-_MARKS: Final = {ATTEMPTS: 0, REJECT: REJECTED, EXPIRY: EXPIRED}
+REJECTED: Final = 1 << 32  # added to the attempts of a row whose messages were rejected
 
 
 TOO_OLD: Final = "it expired before it was finished"
@@ -77,7 +75,7 @@ class Dying:
     def unstored(self) -> Iterable[Run]:
         """Yield the rows for the commit that begins."""
         for (start, count, attempts), reason, _ in (*self.out, *self.waiting):
-            yield start, count, attempts + _MARKS[reason]
+            yield start, count, attempts + REJECTED if reason == REJECT else attempts
 
     # In
 
@@ -109,10 +107,7 @@ class Dying:
         start, count, attempts = run
         if attempts < REJECTED:
             return self.living((run,), max_attempts, FOUND)
-        if attempts >= EXPIRED:
-            self._take((start, count, attempts - EXPIRED), EXPIRY, TOO_OLD)
-        else:
-            self._take((start, count, attempts - REJECTED), REJECT, FOUND)
+        self._take((start, count, attempts - REJECTED), REJECT, FOUND)
         return []
 
     def _take(self, run: Run, reason: str, error: str) -> None:

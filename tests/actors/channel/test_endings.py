@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
+from tests.actors.conftest import ChannelHarness
 from zsq import Refused
 from zsq.actors.channel.endings import Endings
 from zsq.actors.settings import options
@@ -100,3 +102,69 @@ def test_a_block_without_the_flag_is_not_looked_at(
     before = keyed(0, "a")
     assert not endings.looks_at(before)
     assert endings.mask(before, 200 * S) is None
+
+
+# In a channel
+
+PEERS = [(b"a",), (b"b",)]
+KINDS: list[dict[str, Any]] = [{}, {"ordered": True}, {"priorities": 2}]
+ALL: tuple[()] = ()
+
+
+def of_a_key(*headers: Mapping[str, HeaderValue] | None) -> Block:
+    [block] = pack_many([b"x"] * len(headers), [b"key"] * len(headers), None, headers)
+    return block
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("buries", [False, True])
+def test_what_expires_while_it_waits_counts_once(kind: dict[str, Any], buries: bool) -> None:
+    """One has expired when the channel reads it, and one while another one was with a consumer."""
+    harness = ChannelHarness(dead_letter_expired=buries, **kind)
+    channel, dying = harness.channel, harness.channel.supply.dying
+    harness.join(PEERS[0], 1)
+    lives: list[Mapping[str, HeaderValue] | None] = [
+        None,
+        {EXPIRES_HEADER: 0},
+        {EXPIRES_HEADER: 5_000},
+        None,
+    ]
+    harness.take_in(of_a_key(*lives))
+    first = harness.send_one()
+    harness.scan(6)
+    channel.fin(PEERS[0], first.token, ALL)
+    bodies = 0
+    for _ in range(4):
+        channel.rest()
+        for sent in harness.send():
+            bodies += sent.block.count
+            channel.fin(PEERS[0], sent.token, ALL)
+        if dying.waiting:
+            assert bodies == 0 or not channel.settings.ordered, "the key waits for its dead letter"
+            assert {dead.death.reason for dead in channel.supply.next_dead()} == {"expired"}
+            channel.supply.dead()
+    assert bodies == 1
+    counted = (channel.counters["expired_count"], channel.counters["dead_letter_count"])
+    assert counted == ((0, 2) if buries else (2, 0))
+    assert channel.statistics(4)["depth"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_revoked_while_it_waits_counts_once(kind: dict[str, Any]) -> None:
+    harness = ChannelHarness(dead_letter_expired=True, **kind)
+    channel = harness.channel
+    harness.join(PEERS[0], 1)
+    harness.take_in(of_a_key(None, {REVOKE_KEY_HEADER: "k"}, {REVOKE_KEY_HEADER: "k"}, None))
+    first = harness.send_one()
+    channel.revoke(["k"], 4)
+    channel.fin(PEERS[0], first.token, ALL)
+    channel.rest()
+    last = harness.send_one()
+    assert last.runs == ((3, 1, 1),)
+    assert channel.counters["cancelled_count"] == 2
+    assert not channel.supply.dying.waiting
+    harness.commit()
+    assert channel.supply.choice.endings.revoked == {"k": 4}, "the last one is below the end"
+    channel.fin(PEERS[0], last.token, ALL)
+    harness.commit()
+    assert channel.supply.choice.endings.revoked == {}

@@ -398,6 +398,23 @@ def test_a_case_of_the_documentation(space: Namespace, case: Callable[[World], N
     case(World(space))
 
 
+def test_a_batch_has_no_message_that_was_cancelled_before_it_was_taken(space: Namespace) -> None:
+    world = World(space)
+    world.channel()
+    world.publish(b"first", revoke_key="k")
+    keys = [{"zsq-revoke-key": "k"}, None]
+    world.space.producer().publish_many(world.topic, [b"a", b"b"], headers=keys)
+    consumer = world.consumer(ready=10)
+    message = receive(consumer)
+    world.revoke()
+    wait_for(lambda: message.cancelled, WAIT_S, "the word of the channel")
+    message.finish()
+    batch = consumer.receive_batch(WAIT_S)
+    assert batch is not None
+    assert (batch.bodies, batch.attempts) == ([b"b"], [1])
+    batch.finish()
+
+
 @pytest.mark.parametrize(
     ("title", "cases"),
     [("expiry of a message that", EXPIRY), ("cancelling a message that", CANCELLING)],

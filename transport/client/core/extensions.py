@@ -107,8 +107,6 @@ class Extensions:
             delivery = work.delivery
             if not delivery.live or now_ns >= work.begun_ns + self.longest_ns:
                 continue
-            if work.index in delivery.answered:  # it was cancelled, and has no lease any more
-                continue
             if now_ns >= work.next_ns:
                 work.next_ns = now_ns + delivery.timeout_ms * 1_000_000 // SHARE
                 due.setdefault(id(delivery), (delivery, []))[1].append(work.index)
