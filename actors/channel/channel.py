@@ -380,7 +380,6 @@ class ChannelActor(Actor[ChannelStart]):
                 delivery.runs,
                 delivery.timeout_ns // NS_PER_MS,
                 delivery.alone,
-                delivery.expires,
             )
             peer = delivery.peer
             if self.front.send(peer, message, [delivery.block]):
@@ -457,12 +456,19 @@ class ChannelActor(Actor[ChannelStart]):
     def process_due(self, port: Port, mail: Mail, message: p.Scan) -> None:
         now, due_ns = time.monotonic_ns(), self.due_clock.now_ns()
         dirty = self.core.scan(now, due_ns)
+        dirty = self._expire_held() or dirty
         if dirty:
             self.stir()
         for peer, count in self.core.recalls(now):
             self.front.send(peer, p.Recall(count))
         self._hinted_ns = self.core.next_due(now, due_ns)
         port.send(mail.envelope, p.Scanned(message.request, dirty, self._hinted_ns))
+
+    def _expire_held(self) -> bool:
+        told = self.core.expire_held(time.time_ns())
+        for peer, ranges in told:
+            self.front.send(peer, p.Cancelled(tuple(ranges), (), 0))
+        return bool(told)
 
     def _ask_for_skips(self) -> None:
         """Ask the storage which of the messages to skip are deferred."""

@@ -31,7 +31,6 @@ from ...transport.errors import (
 from ...transport.reports import ChannelCounters
 from ...transport.settings import NONE, ChannelSettings
 from ...transport.units import NS_PER_MS
-from ...transport.wire.lifetime import left_rows
 from ...transport.wire.protocol import (
     BACKOFF,
     DEAD,
@@ -48,6 +47,8 @@ from ..runtime.pulses import ChannelDetails, DeliveryPulse
 from ..settings import options
 from ..statistics.schema import COUNTERS
 from .deferred import Deferred, Row
+from .endings import HeldExpiries
+from .filters import EXPIRED as EXPIRED_REASON
 from .filters import ChannelFilter
 from .lease import (
     Changes,
@@ -122,6 +123,7 @@ class ChannelCore:
         self._lease_rows = 0
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
         self._sifter: Subscriber | None = None  # the consumer that gets the suspects
+        self._expiries = HeldExpiries(choice.endings)
         self._held = 0  # messages that consumers hold and that no handler has begun
         self._recall_ns = 0  # when idle consumers are looked for next, or 0
         self._ending = False
@@ -240,7 +242,7 @@ class ChannelCore:
                 return None
             self._turns.served(consumer, max(picked.offered, total(picked.runs)))
             if block is not None:
-                return self._lease(consumer, picked, block, now_ns, wall_ns)
+                return self._lease(consumer, picked, block, now_ns)
         return None
 
     def _next_apart(self, now_ns: int, wall_ns: int) -> OutgoingDelivery | None:
@@ -261,7 +263,7 @@ class ChannelCore:
         block = self._joined(picked) if picked is not None else None
         if picked is None or block is None:
             return None
-        return self._lease(sifter, picked, block, now_ns, wall_ns)
+        return self._lease(sifter, picked, block, now_ns)
 
     def _sift(self, consumer: Subscriber | None) -> Subscriber | None:
         """Let this consumer get the suspects from now on, or none."""
@@ -308,7 +310,7 @@ class ChannelCore:
         return self.supply.has_more()
 
     def _lease(
-        self, consumer: Subscriber, picked: Picked, block: Block, now_ns: int, wall_ns: int
+        self, consumer: Subscriber, picked: Picked, block: Block, now_ns: int
     ) -> OutgoingDelivery:
         self._token += 1
         runs, parts = picked.runs, picked.parts
@@ -321,6 +323,7 @@ class ChannelCore:
         self._lease_rows += len(runs)
         if consumer.reports:
             self._held += count
+            self._expiries.add(self._token, parts)
         else:
             lease.begin((), now_ns)
             self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
@@ -339,7 +342,6 @@ class ChannelCore:
             block,
             consumer.timeout_ns,
             alone=picked.apart and count == 1,
-            expires=left_rows(parts, wall_ns) if consumer.reports else (),
         )
 
     def _end_lease(self, token: int) -> Lease:
@@ -573,6 +575,24 @@ class ChannelCore:
                 counts.append((consumer.peer, count))
         return counts
 
+    def expire_held(self, wall_ns: int) -> list[tuple[Peer, list[Range]]]:
+        """Give up the messages that have expired with consumers, and that no handler has begun.
+
+        Return what to tell the consumers. They may have received a message long ago, or not yet.
+        """
+        told: list[tuple[Peer, list[Range]]] = []
+        for token, ranges in self._expiries.due(wall_ns).items():
+            lease = self._leases.get(token)
+            held, _, _ = take(lease.held, sorted(ranges)) if lease is not None else ((), (), ())
+            if lease is None or not held:
+                continue
+            peer = lease.consumer.peer
+            taken, _ = self._answered(peer, token, [run[:2] for run in held])
+            for run in used(taken):
+                self.supply.give_up(run, EXPIRED_REASON)
+            told.append((peer, [run[:2] for run in taken]))
+        return told
+
     def held_by_consumer(self) -> list[tuple[Peer, int]]:
         """Return which consumers hold messages that no handler has begun, and how many."""
         counts = []
@@ -603,9 +623,9 @@ class ChannelCore:
         lease = self._deadlines.next_due()
         if lease is not None:
             times.append(lease)
-        due = self.supply.next_due(wall_ns, self._lease_rows)
-        if due:
-            times.append(now_ns + due - wall_ns)
+        for due in (self.supply.next_due(wall_ns, self._lease_rows), self._expiries.next_ns):
+            if due:
+                times.append(now_ns + due - wall_ns)
         return max(1, min(times)) if times else 0
 
     def may_ask(self) -> bool:

@@ -18,7 +18,8 @@ same key is delivered, and so are messages after a seek back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 from ...transport.block.block import Block
@@ -26,16 +27,22 @@ from ...transport.block.block_format import EXPIRES, REVOCABLE
 from ...transport.errors import E_LIMIT, Refused
 from ...transport.units import NS_PER_MS
 from ...transport.wire.lifetime import lifetimes_ms, revoke_keys
+from ...transport.wire.protocol import Range
 from ..settings import options
 
 ALIVE: Final = 0
 BLOCKS_KNOWN: Final = 8  # the examined blocks that are remembered, because they come in pieces
 FAR_NS: Final = 1 << 62
 _T = TypeVar("_T")
+Part = tuple[Block, int, int]
 
 
 class Deadlines:
-    """When the messages of one block expire. `first_ns` is the earliest of these times."""
+    """When the messages of one block expire.
+
+    The mask of those that have expired is kept until the next one does, because consumers may take
+    a block in thousands of pieces.
+    """
 
     def __init__(self, block: Block) -> None:
         stored_ns = block.header.time_ns
@@ -43,7 +50,18 @@ class Deadlines:
             FAR_NS if lives_ms is None else stored_ns + lives_ms * NS_PER_MS
             for lives_ms in lifetimes_ms(block)
         ]
-        self.first_ns = min(self.times_ns)
+        self._mask: bytes | None = None
+        self._from_ns, self._until_ns = -FAR_NS, min(self.times_ns)
+
+    def mask(self, expired: int, wall_ns: int) -> bytes | None:
+        """Return a mask with the value `expired` for what has expired, or None for nothing."""
+        if not self._from_ns <= wall_ns < self._until_ns:
+            found = [expired if wall_ns >= time_ns else ALIVE for time_ns in self.times_ns]
+            self._mask = bytes(found) if any(found) else None
+            over = [time_ns for time_ns in self.times_ns if time_ns <= wall_ns]
+            left = [time_ns for time_ns in self.times_ns if time_ns > wall_ns]
+            self._from_ns, self._until_ns = max(over, default=-FAR_NS), min(left, default=FAR_NS)
+        return self._mask
 
 
 class Endings:
@@ -60,7 +78,8 @@ class Endings:
         self.revoked: dict[str, int] = {}
         self._end = 0  # the highest end
         self._deadlines: dict[tuple[int, int], Deadlines] = {}
-        self._keys: dict[tuple[int, int], list[str | None]] = {}
+        # The last masks with cancelled messages, each with the mask to which they were added.
+        self._marked: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
 
     def looks_at(self, block: Block) -> bool:
         """Return True if messages of this block may have ended for another reason than its age."""
@@ -77,41 +96,35 @@ class Endings:
         if self.is_too_old(block, wall_ns):
             mask = bytes([self._expired]) * block.count
         elif block.header.flags & EXPIRES:
-            mask = self._mask_expired(block, wall_ns)
+            mask = self.deadlines(block).mask(self._expired, wall_ns)
         if self._end > block.first_offset and block.header.flags & REVOCABLE:
             mask = self._mask_cancelled(block, mask)
         return mask
 
-    def _mask_expired(self, block: Block, wall_ns: int) -> bytes | None:
+    def deadlines(self, block: Block) -> Deadlines:
         place = (block.first_offset, block.count)
         known = self._deadlines.get(place)
         if known is None:
             known = Deadlines(block)
             _remember(self._deadlines, place, known)
-        if wall_ns < known.first_ns:
-            return None
-        expired = self._expired
-        return bytes([expired if wall_ns >= time_ns else ALIVE for time_ns in known.times_ns])
+        return known
 
     def _mask_cancelled(self, block: Block, mask: bytes | None) -> bytes | None:
         """Add the cancelled messages. One that has expired too counts as cancelled."""
         place = (block.first_offset, block.count)
-        keys = self._keys.get(place)
-        if keys is None:
-            keys = revoke_keys(block)
-            _remember(self._keys, place, keys)
+        known = self._marked.get(place)
+        if known is None or known[0] is not mask:
+            known = mask, self._mark(block, mask)
+            _remember(self._marked, place, known)
+        return known[1]
+
+    def _mark(self, block: Block, mask: bytes | None) -> bytes | None:
         revoked = self.revoked
-        found = [
-            offset - block.first_offset
-            for offset, key in enumerate(keys, block.first_offset)
-            if key is not None and offset < revoked.get(key, 0)
-        ]
-        if not found:
-            return mask
         marked = bytearray(mask or bytes(block.count))
-        for index in found:
-            marked[index] = self._cancelled
-        return bytes(marked)
+        for offset, key in enumerate(revoke_keys(block), block.first_offset):
+            if key is not None and offset < revoked.get(key, 0):
+                marked[offset - block.first_offset] = self._cancelled
+        return bytes(marked) if any(marked) else None
 
     # Revocations
 
@@ -139,8 +152,47 @@ class Endings:
         self._take({key: end for key, end in self.revoked.items() if end > first})
 
     def _take(self, revoked: dict[str, int]) -> None:
+        if revoked != self.revoked:
+            self._marked.clear()
         self.revoked = revoked
         self._end = max(revoked.values(), default=0)
+
+
+class HeldExpiries:
+    """When messages expire that consumers hold, and that no handler has begun."""
+
+    def __init__(self, endings: Endings) -> None:
+        self._endings = endings
+        self._heap: list[tuple[int, int, int, int]] = []
+
+    def add(self, token: int, parts: Sequence[Part]) -> None:
+        """Note a delivery. Adjacent messages with the same time share a row."""
+        rows: list[tuple[int, int, int]] = []
+        for block, start, stop in parts:
+            if not block.header.flags & EXPIRES:
+                continue
+            times_ns = self._endings.deadlines(block).times_ns
+            for index in range(start, stop):
+                time_ns, offset = times_ns[index], block.first_offset + index
+                if rows and (rows[-1][0], rows[-1][1] + rows[-1][2]) == (time_ns, offset):
+                    rows[-1] = (time_ns, rows[-1][1], rows[-1][2] + 1)
+                elif time_ns != FAR_NS:
+                    rows.append((time_ns, offset, 1))
+        for time_ns, first, count in rows:
+            heapq.heappush(self._heap, (time_ns, token, first, count))
+
+    @property
+    def next_ns(self) -> int:
+        """When the next message expires by the wall clock, or 0."""
+        return self._heap[0][0] if self._heap else 0
+
+    def due(self, wall_ns: int) -> dict[int, list[Range]]:
+        """Return what has expired, by delivery. It may be begun or answered."""
+        found: dict[int, list[Range]] = {}
+        while self._heap and self._heap[0][0] <= wall_ns:
+            _, token, first, count = heapq.heappop(self._heap)
+            found.setdefault(token, []).append((first, count))
+        return found
 
 
 def _remember(known: dict[tuple[int, int], _T], place: tuple[int, int], value: _T) -> None:

@@ -69,8 +69,6 @@ class OutgoingDelivery(NamedTuple):
     block: Block
     timeout_ns: int
     alone: bool = False  # a suspect, which the consumer must report before its handler begins
-    # How long messages may still wait for a handler: index, count, milliseconds.
-    expires: tuple[Run, ...] = ()
 
 
 class Changes(NamedTuple):

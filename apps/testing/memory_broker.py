@@ -109,7 +109,6 @@ class MemoryBroker(BrokerForTests):
         self._topics: dict[str, MemoryTopic] = {}
         self._deleted: set[str] = set()  # names of topics
         self._links: dict[bytes, _Link] = {}
-        self._expiring: set[bytes] = set()  # consumers that may hold messages that expire
         self._numbers = 0
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._thread: threading.Thread | None = None
@@ -226,20 +225,8 @@ class MemoryBroker(BrokerForTests):
         def move() -> None:
             self._receive_all()
             self._now_ns += ns
-            self._recall_expiring()
 
         self._call(move)
-
-    def _recall_expiring(self) -> None:
-        """Get back what consumers hold that may have expired.
-
-        They would do that themselves, but by their own clock. What has not expired comes again.
-        """
-        clients, self._expiring = self._expiring, set()
-        for client in clients:
-            self._send(client, p.Recall(p.READY_MAX))
-        if clients:
-            self._receive_all()
 
     def depth(self, topic: str, channel: str) -> int:
         """Return the number of messages of a channel that wait for a consumer, as `depth` of
@@ -273,8 +260,14 @@ class MemoryBroker(BrokerForTests):
             busy = False
             for topic in list(self._topics.values()):
                 busy = topic.move_due(self._now_ns) or busy
+                self._expire_held(topic)
                 for channel in list(topic.channels.values()):
                     busy = channel.work(self._now_ns, self._publish) or busy
+
+    def _expire_held(self, topic: MemoryTopic) -> None:
+        for channel in topic.channels.values():
+            for (client,), ranges in channel.core.expire_held(self._now_ns):
+                self._send(client, p.Cancelled(tuple(ranges), (), 0))
 
     def _publish(self, topic: str, blocks: Sequence[Block]) -> None:
         """Publish dead letters."""
@@ -482,8 +475,6 @@ class MemoryBroker(BrokerForTests):
     def _deliver(self, delivery: OutgoingDelivery) -> None:
         message = p.Deliver(delivery.token, delivery.runs, delivery.timeout_ns // NS_PER_MS)
         self._send(delivery.peer[0], message, [delivery.block])
-        if delivery.expires:
-            self._expiring.add(delivery.peer[0])
 
     # Readers
 

@@ -16,7 +16,7 @@ looks at the headers of a block without it. A value that is not valid means noth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from ..block.block import Block, Column, pack
@@ -185,29 +185,3 @@ def _aged_headers(packed: bytes | None, late_ms: int) -> bytes | None:
     if lives_ms is None:
         return packed
     return pack_headers({**headers, EXPIRES_HEADER: max(0, lives_ms - late_ms)})
-
-
-Row = tuple[int, int, int]
-
-
-def left_rows(parts: Sequence[tuple[Block, int, int]], wall_ns: int) -> tuple[Row, ...]:
-    """Return how long the messages of a delivery still live, as rows (index, count, milliseconds).
-
-    Messages without a limit have no row. Adjacent messages with the same rest share one.
-    """
-    rows: list[Row] = []
-    at = 0
-    for block, start, stop in parts:
-        if block.header.flags & EXPIRES:
-            age_ms = (wall_ns - block.header.time_ns) // 1_000_000
-            for index, lives_ms in enumerate(lifetimes_ms(block)[start:stop], at):
-                if lives_ms is None:
-                    continue
-                left_ms = max(0, lives_ms - age_ms)
-                if rows and rows[-1][0] + rows[-1][1] == index and rows[-1][2] == left_ms:
-                    first, count, _ = rows.pop()
-                    rows.append((first, count + 1, left_ms))
-                else:
-                    rows.append((index, 1, left_ms))
-        at += stop - start
-    return tuple(rows)

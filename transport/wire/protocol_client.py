@@ -426,10 +426,6 @@ class Deliver(Wire):
 
     With `alone`, it is one message that may have ended an earlier consumer. The consumer sends
     Begun with a request number, and waits for the answer before the handler begins.
-
-    `expires`: rows (index in the block, count, milliseconds). These messages expire so long after
-    the channel has sent them. The consumer gives back what no handler has begun by then, by Req
-    with UNBEGUN.
     """
 
     op: ClassVar[int] = 32
@@ -437,7 +433,6 @@ class Deliver(Wire):
     runs: tuple[Run, ...]
     timeout_ms: int
     alone: bool = False
-    expires: tuple[Run, ...] = ()
 
 
 @record
@@ -466,9 +461,9 @@ class Recall(Wire):
 
 @record
 class Cancelled(Wire):
-    """Channel to consumer: a user has cancelled these messages, as far as the consumer holds some.
+    """Channel to consumer: these messages must not be begun any more, as far as it holds some.
 
-    Those of `ranges` are finished, and need no answer. Those with one of the revoke keys `keys`
+    Those of `ranges` were cancelled, or expired before a handler had begun them. They are finished, and need no answer. Those with one of the revoke keys `keys`
     below offset `end` stay with the handlers that have begun them. Others are given back by Req
     with UNBEGUN, and the channel gives them up.
     """

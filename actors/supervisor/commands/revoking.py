@@ -16,7 +16,7 @@ from typing import Any, Final
 from ....transport.errors import E_NOT_FOUND, NotFound, ZsqError
 from ....transport.wire import protocol as p
 from ....transport.wire.admin_requests import AdminRequest, RevokeRequest
-from ...statistics.statistics import reach
+from ...statistics.statistics import log_head
 from ..topics.topic_group import TopicGroup
 from .requests import GroupHandler, Requests, named, starting
 
@@ -67,7 +67,7 @@ class _Revocation:
 
     def _tell_channels(self) -> None:
         channels = list(self._group.channels)
-        end = reach(self._group)["head"]
+        end = log_head(self._group)  # behind a pause of the topic, too
         self._left = len(channels)
         if not channels:
             self._settle(None)

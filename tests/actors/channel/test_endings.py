@@ -14,7 +14,7 @@ from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.client.core.packing import pack_many
 from zsq.transport.wire.codec import EXPIRES_HEADER, HeaderValue
-from zsq.transport.wire.lifetime import REVOKE_KEY_HEADER
+from zsq.transport.wire.lifetime import REVOKE_KEY_HEADER, lifetimes_ms
 
 S = 1_000_000_000
 EXPIRED, CANCELLED = 3, 5
@@ -168,3 +168,33 @@ def test_what_is_revoked_while_it_waits_counts_once(kind: dict[str, Any]) -> Non
     channel.fin(PEERS[0], last.token, ALL)
     harness.commit()
     assert channel.supply.choice.endings.revoked == {}
+
+
+def test_the_cost_of_a_block_does_not_grow_with_the_pieces_in_which_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each message comes again by itself, and its headers are read once for all of them."""
+    count = 300
+    harness = ChannelHarness()
+    harness.join(PEERS[0], count, reports=True)
+    headers: Mapping[str, HeaderValue] = {EXPIRES_HEADER: 60_000, REVOKE_KEY_HEADER: "k"}
+    harness.take_in(block_at(0, *[headers] * count), age_s=1)
+    first = harness.send_one()
+    looked: list[Block] = []
+
+    def noted(block: Block) -> list[int | None]:
+        looked.append(block)
+        return lifetimes_ms(block)
+
+    monkeypatch.setattr("zsq.actors.channel.endings.lifetimes_ms", noted)
+    harness.channel.revoke(["other"], count)
+    for offset in range(0, count, 2):
+        harness.channel.req(PEERS[0], first.token, ((offset, 1),), 0, harness.wall_ns)
+    harness.commit()
+    assert sum(sent.block.count for sent in harness.send()) == count // 2
+    assert len(looked) <= 1
+    harness.scan(60)
+    told = harness.channel.expire_held(harness.wall_ns)
+    assert sum(size for _, ranges in told for _, size in ranges) == count
+    assert harness.channel.counters["expired_count"] == count
+    assert harness.channel.in_flight == 0

@@ -176,7 +176,6 @@ def expires_with_a_handler(world: World) -> None:
 
 
 def expires_held(world: World) -> None:
-    """The consumer measures the time itself, so this takes a second at a real broker."""
     world.channel()
     lives = {"zsq-expires-ms": 1_000}
     world.space.producer().publish_many(world.topic, [b"first", b"a"], headers=[None, lives])

@@ -17,7 +17,6 @@ from zsq.transport.wire.lifetime import (
     EXPIRES_MS_MAX,
     REVOKE_KEY_HEADER,
     aged,
-    left_rows,
     lifetimes_ms,
     revoke_keys,
 )
@@ -116,13 +115,3 @@ def test_a_message_that_comes_due_late_lives_shorter() -> None:
     assert aged(block, 0) is block
     plain = pack([b"x"], headers=[pack_headers({EXPIRES_HEADER: 5})])
     assert aged(plain, 700) is plain
-
-
-def test_a_delivery_says_how_long_its_messages_live() -> None:
-    one = with_place(expiring(5_000, 5_000, None, 1_000), 0, 10 * S)
-    other = with_place(expiring(5_000), 4, 11 * S)
-    plain = with_place(pack([b"x"]), 5, 11 * S)
-    parts = [(one, 1, 4), (plain, 0, 1), (other, 0, 1)]
-    assert left_rows(parts, 12 * S) == ((0, 1, 3_000), (2, 1, 0), (4, 1, 4_000))
-    assert left_rows([(one, 0, 2)], 12 * S) == ((0, 2, 3_000),)
-    assert left_rows([(plain, 0, 1)], 12 * S) == ()

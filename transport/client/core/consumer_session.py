@@ -616,7 +616,6 @@ class ConsumerSession:
         self._step(_E.DELIVER)
         if self.state is _S.LEAVING:
             return Reaction.NOTHING
-        check_rows(message.expires, 3, "rows (index, count, milliseconds) of a delivery")
         delivery = LeasedBlock(self, message, block, self.epoch, now_ns)
         self.unanswered += block.count
         if self.finishes and (indexes := self.finishes.came_back(delivery, now_ns)):

@@ -493,15 +493,6 @@ class ConsumerEngine(LegHost):
             leg.session.arrived.remove(delivery)
             leg.session.give_back(delivery, range(delivery.block.count))
 
-    def _drop_expired(self, leg: Leg, now_ns: int) -> None:
-        if now_ns >= leg.expiring.next_ns:
-            self.prefetch.note_taken()
-            for delivery, indexes in leg.expiring.due(now_ns):
-                unbegun = [index for index in indexes if index >= delivery.taken]
-                self._drop(leg, delivery, [*delivery.fresh(unbegun)])
-            leg.tell(now_ns)
-        self.sooner(leg.expiring.next_ns)
-
     def _credit(self) -> int:
         """Return how many messages the handlers need now."""
         sessions = [leg.session for leg in self.legs]
@@ -537,7 +528,6 @@ class ConsumerEngine(LegHost):
     def timers(self, now_ns: int) -> None:
         super().timers(now_ns)
         for leg in list(self.legs):
-            self._drop_expired(leg, now_ns)
             confirm_ns = leg.confirm_at(now_ns)
             if leg.session.dirty or leg.session.words or now_ns >= confirm_ns:
                 leg.tell(now_ns)

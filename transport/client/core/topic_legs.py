@@ -36,7 +36,7 @@ from ...settings import CHANNEL
 from ...wire.address import Target
 from ...wire.addresses import Rotation
 from ...wire.codec import encode
-from ...wire.protocol import Cancelled, Deliver, Recall, Spread, Wire
+from ...wire.protocol import Cancelled, Recall, Spread, Wire
 from ...wire.rows import check_rows
 from ...wire.spread import PARTS_ASKED_NS, HasParts
 from ..link.engine import Engine
@@ -44,7 +44,6 @@ from ..link.link import AGAIN, Link
 from ..link.reaction import Reaction
 from ..link.timeouts import FAR_NS
 from .consumer_session import ConsumerSession, ConsumerState, LeasedBlock
-from .held_endings import Expiring
 from .topic_credit import READY_IDLE, share_of
 
 log = logging.getLogger("zsq")
@@ -144,7 +143,6 @@ class Leg:
         self.topic = topic
         self.host = host = topic.host
         self.session = session
-        self.expiring = Expiring()
         self.target = target
         part = part_of(target.topic)
         session.topic = base_of(target.topic)
@@ -217,9 +215,6 @@ class Leg:
             return Reaction.NOTHING
         before = self.session.unanswered
         reaction = self.session.on_word(message, blocks, now_ns)
-        if type(message) is Deliver and message.expires and message.token in self.session.held:
-            self.expiring.add(self.session.held[message.token], message.expires)
-            self.host.sooner(self.expiring.next_ns)
         if blocks:
             topic = self.topic
             topic.delivered_ns = now_ns
