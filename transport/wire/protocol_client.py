@@ -463,9 +463,10 @@ class Recall(Wire):
 class Cancelled(Wire):
     """Channel to consumer: these messages must not be begun any more, as far as it holds some.
 
-    Those of `ranges` were cancelled, or expired before a handler had begun them. They are finished, and need no answer. Those with one of the revoke keys `keys`
-    below offset `end` stay with the handlers that have begun them. Others are given back by Req
-    with UNBEGUN, and the channel gives them up.
+    Those of `ranges` were cancelled, or expired before a handler had begun them. They are finished,
+    and need no answer. Those with one of the revoke keys `keys` below offset `end` stay with the
+    handlers that have begun them. Others are given back by Req with UNBEGUN, and the channel gives
+    them up.
     """
 
     op: ClassVar[int] = 9
