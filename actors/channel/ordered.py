@@ -735,10 +735,6 @@ class OrderedSupply(Supply):
         self._out.difference_update(self._slots.heads_in(runs))
         super().reject(runs, cause)
 
-    def give_up(self, run: Run, reason: int) -> None:
-        self._out.difference_update(self._slots.heads_in((run,)))
-        super().give_up(run, reason)
-
     def skip_messages(self, ranges: Sequence[Range], deferred: Sequence[Row]) -> bool:
         moved = super().skip_messages(ranges, deferred)
         self._slots.cut_out(ranges)

@@ -106,6 +106,25 @@ def test_what_expires_while_the_broker_is_down_is_not_delivered(own_broker: Brok
     assert sorted(drained(own_broker.ipc, "t.c.dead", "look", 2)) == [b"delayed", b"stored"]
 
 
+def test_what_expires_while_a_consumer_holds_it_is_given_up_at_once(own_broker: Broker) -> None:
+    with (
+        zsq.Admin(own_broker.ipc) as admin,
+        zsq.Producer(own_broker.ipc) as producer,
+        zsq.Consumer("t", "c", url=own_broker.ipc, ready=10) as consumer,
+    ):
+        consumer.subscribe()
+        lives = {"zsq-expires-ms": 500}
+        bodies = [b"first", b"expires", b"last"]
+        producer.publish_many("t", bodies, headers=[None, lives, None])
+        message = consumer.receive(WAIT_S)
+        assert message is not None
+        wait_for(lambda: admin.unfinished("t", "c") == 2, WAIT_S, "the end of a lifetime")
+        message.finish()
+        last = consumer.receive(WAIT_S)
+        assert last is not None
+        assert (last.body, last.attempts) == (b"last", 1)
+
+
 def test_dead_letters_of_expired_messages_survive_a_kill(own_broker: Broker) -> None:
     """They wait, because their topic takes none. Their reason is kept in the state store."""
     with zsq.Admin(own_broker.ipc) as admin, zsq.Producer(own_broker.ipc) as producer:
