@@ -136,6 +136,7 @@ class ChannelCounters(TypedDict):
     tag_skipped_count: int
     addressed_skipped_count: int
     skipped_count: int
+    cancelled_count: int
     dropped_count: int
     lost_count: int
 

@@ -242,6 +242,12 @@ class ChannelSettings(Record):
         help="Skip messages older than this, such as 15m or 7d, and count them; none: never skip.",
         line="takes", shows="max age {}", label="Age at most", none_label="no limit", hint="older messages are skipped; none: never",
     )  # fmt: skip
+    dead_letter_expired: bool = _row(
+        False, Kind.FLAG, "--dead-letter-expired", allowed="true or false",
+        help="Move messages that expire to the dead letters, with the reason expired.",
+        line="takes", shows="expired ones go to the dead letters", label="Expired to the dead letters", none_label="no",
+        hint="otherwise they are skipped and counted",
+    )  # fmt: skip
     max_consumers: int = _row(
         0, Kind.COUNT, "--max-consumers N", allowed=_NUMBER, no_bound=0, help=(
             "Largest number of consumers at a time; none: unlimited."
@@ -378,6 +384,7 @@ class ChannelOptions(TypedDict, total=False):
     backoff_curve: str | None
     backoff_jitter: int | None
     max_age_s: float | None
+    dead_letter_expired: bool | None
     max_consumers: int | None
     max_hold_s: float | None
     max_rate: float | None

@@ -113,6 +113,7 @@ class ChannelActor(Actor[ChannelStart]):
         self.obey(p.EmptyChannel, self.empty)
         self.obey(p.Skip, self.skip)
         self.obey(p.SkipMessages, self.skip_messages)
+        self.obey(p.Revoke, self.revoke)
         self.obey(p.Seek, self.seek)
         self.obey(p.Peek, self.peek)
         self.obey(p.ConfigureChannel, self.configure)
@@ -386,7 +387,10 @@ class ChannelActor(Actor[ChannelStart]):
             if delivery is None:
                 return self.core.has_more()
             message = p.Deliver(
-                delivery.token, delivery.runs, delivery.timeout_ns // NS_PER_MS, delivery.alone
+                delivery.token,
+                delivery.runs,
+                delivery.timeout_ns // NS_PER_MS,
+                delivery.alone,
             )
             peer = delivery.peer
             if self.front.send(peer, message, [delivery.block]):
@@ -463,12 +467,19 @@ class ChannelActor(Actor[ChannelStart]):
     def process_due(self, port: Port, mail: Mail, message: p.Scan) -> None:
         now, due_ns = time.monotonic_ns(), self.due_clock.now_ns()
         dirty = self.core.scan(now, due_ns)
+        dirty = self._expire_held() or dirty
         if dirty:
             self.stir()
         for peer, count in self.core.recalls(now):
             self.front.send(peer, p.Recall(count))
         self._hinted_ns = self.core.next_due(now, due_ns)
         port.send(mail.envelope, p.Scanned(message.request, dirty, self._hinted_ns))
+
+    def _expire_held(self) -> bool:
+        told = self.core.expire_held(time.time_ns())
+        for peer, ranges in told:
+            self.front.send(peer, p.Cancelled(tuple(ranges), (), 0))
+        return bool(told)
 
     def _ask_for_skips(self) -> None:
         """Ask the storage which of the messages to skip are deferred."""
@@ -513,6 +524,7 @@ class ChannelActor(Actor[ChannelStart]):
             self.core.limit.full_ns(boot_ns(), time.time_ns())
             if self.core.limit is not None
             else None,
+            tuple(self.supply.choice.endings.revoked.items()),
         )
 
     def _save(self) -> None:
@@ -673,9 +685,19 @@ class ChannelActor(Actor[ChannelStart]):
         if order.preview:
             self.answer_order(answer)
             return
-        if ranges and self.core.skip_messages(ranges, rows):
+        moved, told = self.core.skip_messages(ranges, rows) if ranges else (False, [])
+        for peer, cancelled in told:
+            self.front.send(peer, p.Cancelled(tuple(cancelled), (), 0))
+        if moved:
             self.feed.moved()
         self.commits.answer(answer)
+
+    def revoke(self, message: p.Revoke) -> None:
+        self.core.revoke(message.keys, message.end)
+        for peer, consumer in self.core.consumers.items():
+            if consumer.reports and consumer.in_flight:
+                self.front.send(peer, p.Cancelled((), message.keys, message.end))
+        self.commits.answer(p.Done(message.request, {}))
 
     def configure(self, message: p.ConfigureChannel) -> None:
         changed_settings = channel_settings.changed(

@@ -101,5 +101,6 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
     # Rates are measured from here on.
     core.measurements.sample((), time.monotonic_ns(), time.time_ns())
     core.go_on(opened.gaps, begin, row.emptied or ())
+    core.supply.choice.endings.go_on_with(row.revoked or ())
     core.supply.drop_below(opened.start)
     return core

@@ -50,8 +50,10 @@ from ..runtime.pulses import ChannelDetails, DeliveryPulse
 from ..settings import options
 from ..statistics.schema import COUNTERS
 from .deferred import Deferred, Row
+from .endings import HeldExpiries
 from .failures import NOT_FAILED, Cause
 from .fair import FairSupply
+from .filters import EXPIRED as EXPIRED_REASON
 from .filters import ChannelFilter
 from .lease import (
     Changes,
@@ -129,6 +131,7 @@ class ChannelCore:
         self._lease_rows = 0
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
         self._sifter: Subscriber | None = None  # the consumer that gets the suspects
+        self._expiries = HeldExpiries(choice.endings)
         self._held = 0  # messages that consumers hold and that no handler has begun
         self.limit = limit_of(self.settings)
         self._limited_ns = 0  # since when the limit withholds messages (wall clock), or 0
@@ -375,6 +378,7 @@ class ChannelCore:
         self._lease_rows += len(runs)
         if consumer.reports:
             self._held += count
+            self._expiries.add(self._token, parts)
         else:
             lease.begin((), now_ns)
             self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
@@ -640,6 +644,26 @@ class ChannelCore:
                 counts.append((consumer.peer, count))
         return counts
 
+    def expire_held(self, wall_ns: int) -> list[tuple[Peer, list[Range]]]:
+        """Give up the messages that have expired with consumers, and that no handler has begun.
+
+        Return what to tell the consumers. They may have received a message long ago, or not yet.
+        """
+        told: list[tuple[Peer, list[Range]]] = []
+        for token, ranges in self._expiries.due(wall_ns).items():
+            lease = self._leases.get(token)
+            held, _, _ = take(lease.held, sorted(ranges)) if lease is not None else ((), (), ())
+            if lease is None or not held:
+                continue
+            peer = lease.consumer.peer
+            taken, _ = self._answered(peer, token, [run[:2] for run in held])
+            if self.limit is not None:
+                self.limit.give_back(total(taken))
+            for run in used(taken):
+                self.supply.give_up(run, EXPIRED_REASON)
+            told.append((peer, [run[:2] for run in taken]))
+        return told
+
     def held_by_consumer(self) -> list[tuple[Peer, int]]:
         """Return which consumers hold messages that no handler has begun, and how many."""
         counts = []
@@ -670,9 +694,9 @@ class ChannelCore:
         lease = self._deadlines.next_due()
         if lease is not None:
             times.append(lease)
-        due = self.supply.next_due(wall_ns, self._lease_rows)
-        if due:
-            times.append(now_ns + due - wall_ns)
+        for due in (self.supply.next_due(wall_ns, self._lease_rows), self._expiries.next_ns):
+            if due:
+                times.append(now_ns + due - wall_ns)
         return max(1, min(times)) if times else 0
 
     def may_ask(self) -> bool:
@@ -686,6 +710,7 @@ class ChannelCore:
 
         One commit is made at a time. Redeliveries wait for it.
         """
+        self._forget_revoked()
         out = [run for lease in self._leases.values() for run in self._used(lease)]
         return self.supply.changes(out)
 
@@ -747,20 +772,43 @@ class ChannelCore:
             for offset in range(first, first + count)
         )
 
-    def skip_messages(self, ranges: Sequence[Range], deferred: Sequence[Row]) -> bool:
+    def skip_messages(
+        self, ranges: Sequence[Range], deferred: Sequence[Row]
+    ) -> tuple[bool, list[tuple[Peer, list[Range]]]]:
         """Finish these unfinished messages for this channel, because a user has skipped them.
 
         Consumers that hold them cannot answer them any more. Return True if the feed must now read
-        from another offset.
+        from another offset, and what to tell the consumers that held some of the messages.
         """
         moved = self.supply.skip_messages(ranges, deferred)
+        told: list[tuple[Peer, list[Range]]] = []
         for token, lease in list(self._leases.items()):
-            runs = lease.runs
+            runs, consumer = lease.runs, lease.consumer
             if near := touching(ranges, runs[0][0], sum(runs[-1][:2])):
-                self._answered(lease.consumer.peer, token, near)
+                taken, _ = self._answered(consumer.peer, token, near)
+                if taken and consumer.reports:
+                    told.append((consumer.peer, [run[:2] for run in taken]))
         self.counters["skipped_count"] += sum(count for _, count in ranges)
         self.supply.dirty = True
-        return moved
+        return moved, told
+
+    def revoke(self, keys: Sequence[str], end: int) -> None:
+        """Never deliver the messages with these keys below `end` again.
+
+        Those that consumers hold stay theirs. Raises `Refused` (E_LIMIT) for too many keys.
+        """
+        self.supply.choice.endings.revoke(keys, end)
+        self.supply.dirty = True
+
+    def _forget_revoked(self) -> None:
+        """Forget revocations that end no message any more.
+
+        The state store does not say which deferred messages it has, so with some nothing is
+        forgotten.
+        """
+        endings = self.supply.choice.endings
+        if endings.revoked and not self.supply.deferred.rows:
+            endings.forget_below(self.first())
 
     def go_on(
         self, gaps: Iterable[Iterable[int]], begin: int, emptied: Iterable[Iterable[int]]

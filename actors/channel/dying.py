@@ -10,7 +10,8 @@ states:
 
 Until it is stored, the run is a hole, as other unfinished messages are (`supply.py`). So a crash
 may cause a second dead letter, but never a loss. After a restart, the attempts in its row show that
-it was dying: they have reached the maximum, or include REJECTED. The kind of reason survives a
+it was dying: they have reached the maximum, or include REJECTED. A message that has expired is
+looked at again, and has still expired. The kind of reason survives a
 crash, but its text does not, because rows do not hold texts.
 """
 
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ...transport.block.block import Block
-from ...transport.wire.dead_letter import ATTEMPTS, FOUND, REJECT
+from ...transport.wire.dead_letter import ATTEMPTS, EXPIRY, FOUND, REJECT
 from ...transport.wire.protocol import Run
 from ..primitives.ranges import Range, above, cut_out, take
 from ..settings import options
@@ -30,6 +31,9 @@ from .failures import Cause
 from .redelivery import Part
 
 REJECTED: Final = 1 << 32  # added to the attempts of a row whose messages were rejected
+
+
+TOO_OLD: Final = Cause("it expired before it was finished")
 
 
 class Death(NamedTuple):
@@ -91,6 +95,10 @@ class Dying:
     def reject(self, runs: Iterable[Run], cause: Cause) -> None:
         for run in runs:
             self._take(run, REJECT, cause)
+
+    def expire(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            self._take(run, EXPIRY, TOO_OLD)
 
     def recover(self, run: Run, max_attempts: int) -> list[Run]:
         """Return the run of a stored hole if it may be delivered again.

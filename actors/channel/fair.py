@@ -56,7 +56,7 @@ from ..settings import options
 from .deferred import Deferred, Row
 from .delivery_builder import DeliveryBuilder
 from .failures import Cause
-from .filters import ChannelFilter
+from .filters import WANTED, ChannelFilter
 from .lease import Hole, Subscriber
 from .parked import ParkedSupply, Pile
 from .rate_limit import RateLimit
@@ -523,10 +523,11 @@ class FairSupply(ParkedSupply):
                 return Filled.NOT_NOW
             at = offset - block.first_offset
             count = min(count, block.count - at)
-            if self.choice.is_too_old(block, wall_ns):
+            reason, count = self.first_of(block, at, count, wall_ns)
+            if reason != WANTED:
                 tenants.taken(tenant, count, again=again)
-                self._give_up(offset, count)
-                self.counters["expired_count"] += count
+                self.looks -= count
+                self.give_up((offset, count, attempts), reason)
                 continue
             sampled = consumer.sample_rate > 0 and not again
             count = min(count, tenant.credit, allowed)

@@ -122,6 +122,7 @@ class ParkedSupply(Supply):
 
     fetch_bytes = options.PARKED_READ_BYTES
     goes_back = False
+    parks = True
 
     def __init__(
         self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings,

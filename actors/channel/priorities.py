@@ -35,7 +35,7 @@ from ..primitives.ranges import Range, cut_out, total
 from ..settings import options
 from .deferred import Deferred
 from .delivery_builder import DeliveryBuilder
-from .filters import ChannelFilter
+from .filters import WANTED, ChannelFilter
 from .lease import Hole, Subscriber
 from .parked import ParkedSupply, Pile
 from .supply import Picked
@@ -227,9 +227,10 @@ class PrioritySupply(ParkedSupply):
                 return
             at = offset - block.first_offset
             count = min(count, block.count - at)
-            if self.choice.is_too_old(block, wall_ns):
+            reason, count = self.first_of(block, at, count, wall_ns)
+            if reason != WANTED:
                 self._pass(level, count)
-                self.counters["expired_count"] += count
+                self.give_up((offset, count, 0), reason)
                 continue
             count = builder.count_that_fits(block, at, count, sampled=consumer.sample_rate > 0)
             if not count:

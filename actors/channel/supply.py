@@ -53,7 +53,17 @@ from .block_shelf import BlockShelf
 from .deferred import Deferred, Row
 from .dying import Dead, Dying
 from .failures import Cause, Failures
-from .filters import SKIPPED, ChannelFilter, Gathering, count_skipped
+from .filters import (
+    COUNTED,
+    EXPIRED,
+    EXPIRED_RUNS,
+    SKIPPED,
+    WANTED,
+    WITHOUT_EXPIRED,
+    ChannelFilter,
+    Gathering,
+    count_skipped,
+)
 from .lease import Changes, Hole, Subscriber
 from .redelivery import Part, Redelivery, Suspects, collect
 
@@ -152,6 +162,7 @@ class Supply:
 
     fetch_bytes = 1
     goes_back = True  # see `back_over_unbegun`
+    parks = False  # True if messages wait behind the cursor before their first delivery
 
     def __init__(
         self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings,
@@ -365,7 +376,10 @@ class Supply:
 
     def _mask(self, block: Block, wall_ns: int) -> bytes | None:
         """Return the mask of the wanted messages, see `ChannelFilter.mask`."""
-        mask = self.choice.mask(block, wall_ns)
+        # Those that are parked become dead letters when their turn comes. An ordered channel then
+        # goes on with their key after that.
+        ends = not (self.parks and self.settings.dead_letter_expired)
+        mask = self.choice.mask(block, wall_ns, ends=ends)
         for start, stop in self._emptied_in(block):
             low = max(0, start - block.first_offset)
             high = min(block.count, stop - block.first_offset)
@@ -509,13 +523,13 @@ class Supply:
         new = self._has_new(rows_out)
         if self.again.ready and not (new and consumer.again_last):
             quota = min(room, max(1, consumer.ready // 2)) if new else room
-            expire = partial(self._expire, wall_ns)
+            lead = partial(self._lead, wall_ns)
             parts, runs = collect(
                 self.again.ready,
                 min(quota, options.GATHER_COUNT_MAX),
                 self._find,
                 self.wanted,
-                expire,
+                lead,
             )
             if runs:
                 consumer.again_last = True
@@ -528,18 +542,45 @@ class Supply:
         if not self.apart.ready:
             return None
         quota = min(room, self.apart.quota())
-        expire = partial(self._expire, wall_ns)
-        parts, runs = collect(self.apart.ready, quota, self._find, self.wanted, expire)
+        lead = partial(self._lead, wall_ns)
+        parts, runs = collect(self.apart.ready, quota, self._find, self.wanted, lead)
         consumer.again_last = True
         return Picked(_next_attempt(runs), parts, apart=True) if runs else None
 
-    def _expire(self, wall_ns: int, block: Block, run: Run) -> bool:
-        """Finish this run if it is too old now. Return True if it was."""
-        is_expired = self.choice.is_too_old(block, wall_ns)
-        if is_expired:
-            self.counters["expired_count"] += run[1]
-            self.done((run,))
-        return is_expired
+    def _lead(self, wall_ns: int, block: Block, run: Run) -> tuple[int, int]:
+        """Give up the messages at the start of this run that have ended.
+
+        Return how many these are, and, if there are none, how many messages may be delivered.
+        """
+        first, count, attempts = run
+        at = first - block.first_offset
+        reason, alike = self.first_of(block, at, count, wall_ns)
+        if reason == WANTED:
+            return 0, alike
+        self.give_up((first, alike, attempts), reason)
+        return alike, 0
+
+    def first_of(self, block: Block, at: int, count: int, wall_ns: int) -> tuple[int, int]:
+        """Return the ending of the message at this index, or WANTED, and how many have the same.
+
+        Only up to `count` messages are looked at.
+        """
+        mask = self.choice.endings.mask(block, wall_ns)
+        if mask is None:
+            return WANTED, count
+        reason, stop = mask[at], at + 1
+        while stop < at + count and mask[stop] == reason:
+            stop += 1
+        return reason, stop - at
+
+    def give_up(self, run: Run, reason: int) -> None:
+        """Finish messages that have ended, or let them become dead letters."""
+        self.dirty = True
+        if reason == EXPIRED and self.settings.dead_letter_expired:
+            self.dying.expire((run,))
+            return
+        self.counters[COUNTED[reason]] += run[1]
+        self.done((run,))
 
     def _has_new(self, rows_out: int) -> bool:
         return bool(self._window) and self._may_give_new(rows_out)
@@ -588,11 +629,23 @@ class Supply:
         start = self.next_offset - block.first_offset
         stop = gathering.add(block, start, mask or bytes(block.count))
         if mask is not None:
-            count_skipped(self.counters, mask, start, stop)
+            self._pass_over(block, mask, start, stop)
         self.looks -= stop - start + options.LOOK_BLOCK
         self._advance(block, stop)
         self.dirty = True
         return stop < block.count
+
+    def _pass_over(self, block: Block, mask: bytes, start: int, stop: int) -> None:
+        """Count the unwanted messages between these indexes, which the cursor passes.
+
+        Expired ones may become dead letters instead.
+        """
+        if self.settings.dead_letter_expired:
+            for match in EXPIRED_RUNS.finditer(mask, start, stop):
+                low, high = match.span()
+                self.dying.expire([(block.first_offset + low, high - low, 0)])
+            mask = mask.translate(WITHOUT_EXPIRED)
+        count_skipped(self.counters, mask, start, stop)
 
     def _cut(self, block: Block, room: int) -> Picked:
         start = self.next_offset - block.first_offset

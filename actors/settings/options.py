@@ -537,6 +537,9 @@ TOPICS_MAX: Final = 10_000
 # The most ranges that were emptied while the topic was paused and that a channel has not reached
 # yet.
 EMPTIED_MAX: Final = 100
+DELAYED_LOOK_ROWS: Final = 10_000  # rows that one order to revoke keys looks at
+# The most revoked keys of a channel. They are in its row, which each commit writes.
+REVOKED_MAX: Final = 1_000
 CHANNELS_MAX: Final = 1_000
 WAITERS_MAX: Final = 10_000
 # The most unanswered requests to the supervisor. If there are more, the oldest get no answer.

@@ -53,8 +53,10 @@ from ...storage.errors import DiskFull, StoreFailed
 from ...storage.log.log_format import BAD_SUFFIX, DELAYED_NAME
 from ...storage.space import Shortage, Space
 from ...transport.block.block import Block
+from ...transport.block.block_format import REVOCABLE
 from ...transport.errors import E_DISK_FULL, E_LIMIT, Refused
 from ...transport.wire import protocol as p
+from ...transport.wire.lifetime import aged, revoke_keys
 from ..runtime.port import Mail, Port
 from ..runtime.pulses import DelayedPulse
 from ..runtime.worker_thread import Jobs
@@ -259,9 +261,8 @@ class DelayedMessages:
             return
         assert all(row.key.due_ns <= now_ns for row in rows)
         try:
-            self._store.log.append(
-                [due_block(row) for row in rows], max(now_ns, self._clock.wall_ns())
-            )
+            moved_ns = max(now_ns, self._clock.wall_ns())
+            self._store.log.append([aged_block(row, moved_ns) for row in rows], moved_ns)
         except DiskFull as error:
             if not self.full:
                 log.error(
@@ -375,6 +376,8 @@ class DelayedMessages:
         self._answer(p.Done(request, {"messages": messages}))
 
     def cancel(self, message: p.CancelDelayed) -> p.Done | None:
+        if message.revoke_keys:
+            return self._cancel_revoked(message)
         keys = [DelayedKey(*key) for key in message.keys]
         if self._store.delayed is None:
             return p.Done(
@@ -394,15 +397,48 @@ class DelayedMessages:
         self._when_idle(partial(self.submit, partial(self._cancelled, message.request), work))
         return None
 
+    def _cancel_revoked(self, message: p.CancelDelayed) -> p.Done | None:
+        """Cancel the messages with these revoke keys, of some rows.
+
+        The keys are in the headers, so all rows are looked at, but only the blocks with the flag
+        are read. An index of the keys was rejected: it would cost a row for each message.
+        """
+        if self._store.delayed is None:
+            return p.Done(message.request, {"cancelled": 0, "after": ()})
+        keys = frozenset(message.revoke_keys)
+        start = DelayedKey(*message.after) if message.after else None
+
+        def with_keys(block: Block) -> list[int]:
+            return [index for index, key in enumerate(revoke_keys(block)) if key in keys]
+
+        def work() -> tuple[int, tuple[int, ...]]:
+            store = self._use()
+            found, last = store.matching(start, options.DELAYED_LOOK_ROWS, REVOCABLE, with_keys)
+            count = sum(store.cancel(found)) if found else 0
+            return count, () if last is None else tuple(last)
+
+        self._when_idle(partial(self.submit, partial(self._revoked, message.request), work))
+        return None
+
+    def _revoked(self, request: int, value: Any) -> None:
+        if self._was_full(request, value):
+            return
+        self._check(value)
+        count, after = value
+        self._freed = self._freed or count > 0
+        self.look()
+        self._answer(p.Done(request, {"cancelled": count, "after": after}))
+
+    def _was_full(self, request: int, value: Any) -> bool:
+        """Answer that the disk was full, if it was."""
+        if not isinstance(value, DiskFull):
+            return False
+        text = f"no message was cancelled, because there is no space to record it: {value}"
+        self._answer(p.Failed(request, E_DISK_FULL, text))
+        return True
+
     def _cancelled(self, request: int, value: Any) -> None:
-        if isinstance(value, DiskFull):
-            self._answer(
-                p.Failed(
-                    request,
-                    E_DISK_FULL,
-                    f"no message was cancelled, because there is no space to record it: {value}",
-                )
-            )
+        if self._was_full(request, value):
             return
         self._check(value)
         self._freed = True
@@ -496,6 +532,12 @@ class DelayedMessages:
             "delayed_alarm": self._alarm(),
             "delayed_full": self.full,
         }
+
+
+def aged_block(row: DelayedRow, now_ns: int) -> Block:
+    """Return the block as the log stores it now. Its messages have lived since they were due."""
+    late_ms = (now_ns - row.key.due_ns) // _MS
+    return due_block(row._replace(block=aged(row.block, late_ms)))
 
 
 Sequences = Mapping[int, tuple[int, tuple[tuple[int, ...], ...]]]

@@ -43,7 +43,7 @@ from ...storage.retention import resolve
 from ...storage.space import Shortage, Space
 from ...storage.state.state import ProducerRow, Table, producer_after
 from ...transport.block.block import Block
-from ...transport.block.block_format import ADDRESSED
+from ...transport.block.block_format import PUBLISHED
 from ...transport.errors import E_BAD_BLOCK, E_CLOSING, E_DISK_FULL, Refused, UsageError
 from ...transport.wire import protocol as p
 from ..primitives.ranges import unread
@@ -123,10 +123,11 @@ def checked(blocks: list[Block]) -> list[Block]:
     """
     for block in blocks:
         header = block.header
-        if header.flags & ~ADDRESSED or header.sequence >= SEQUENCE_MAX:
+        if header.flags & ~PUBLISHED or header.sequence >= SEQUENCE_MAX:
             raise UsageError(
                 E_BAD_BLOCK,
-                f"a block may have no flag except {ADDRESSED}, and its sequence must be below 2^63",
+                f"a block may have no flags except those of {PUBLISHED}, and its sequence must be "
+                "below 2^63",
             )
     return blocks
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 import zmq
 
 from ...transport.block.block import Limits, check_block
-from ...transport.block.block_format import ADDRESSED
+from ...transport.block.block_format import PUBLISHED
 from ...transport.errors import (
     E_BAD_ARGUMENT,
     E_BAD_BLOCK,
@@ -130,10 +130,10 @@ class TopicActor(Actor[TopicStart]):
             block = blocks[0]
             header = block.header
             sequence = header.sequence
-            if header.flags & ~ADDRESSED or header.reserved_1 or header.reserved_2:
+            if header.flags & ~PUBLISHED or header.reserved_1 or header.reserved_2:
                 text = (
-                    f"a published block may have no flag except {ADDRESSED} (messages for one "
-                    "channel), and 0 in its reserved fields"
+                    f"a published block may have no flags except those of {PUBLISHED}, and 0 in "
+                    "its reserved fields"
                 )
                 raise UsageError(E_BAD_BLOCK, text)
             check_block(block, self.limits)

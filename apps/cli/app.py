@@ -183,6 +183,7 @@ SECTIONS: Final = {
     "Manage": {
         "topic": CommandPlace("manage.topic:topic", "Create, set, show, list, close, retire, delete, pause a topic."),
         "channel": CommandPlace("manage.topic:channel", "Create, set, show, list, delete, pause, empty a channel; skip messages."),
+        "cancel": CommandPlace("messages.cancel:cancel", "Cancel messages that wait."),
         "seek": CommandPlace("inspect.message:seek", "Move a channel back or forward."),
     },
     "Keep a copy": {

@@ -47,6 +47,7 @@ from ...transport.settings import split_tags
 from ...transport.whole_topic import whole_topic
 from ...transport.wire.codec import CHANNEL_HEADER, pack_headers, unpack_headers
 from ...transport.wire.dead_letter import addressee, addressees
+from ...transport.wire.lifetime import with_lifetime
 from ...transport.wire.spread import HasParts, KeyParts, parts_of_keys
 from ..export import logs_of
 
@@ -488,7 +489,7 @@ class Choice(NamedTuple):
         if headers is not None and is_addressed:
             headers = [_without_address(packed) for packed in headers]
         times = block.times
-        return pack(
+        rows = pack(
             [block.body.value(index) or b"" for index in indexes],
             keys=keys,
             tags=tags,
@@ -496,6 +497,7 @@ class Choice(NamedTuple):
             times=None if times is None else [times[index] for index in indexes],
             limits=LARGEST,
         )
+        return with_lifetime(rows, headers)
 
 
 def choose(

@@ -95,11 +95,12 @@ class MemoryBroker(BrokerForTests):
     started with `start` or on entering `with`, and everything is gone after `stop`.
 
     It supports publishing (also with delays), channels with all of their settings, dead letters,
-    reading by offset, and these calls of `Admin`: create, configure, delete, pause, unpause, empty
-    and seek for channels; create, delete, close, open, pause and unpause for topics; `topics`, and
-    the calls for delayed messages. Everything else raises `UsageError` with the code E_UNSUPPORTED:
-    `#ephemeral` names, parts, stages, statistics, peeks at channels, and changes of a topic's
-    settings. The retention of a topic is checked, but no message is ever removed.
+    reading by offset, and these calls of `Admin`: create, configure, delete, pause, unpause, empty,
+    seek and skip for channels; create, delete, close, open, pause and unpause for topics; `topics`,
+    `cancel`, `revoke`, and the calls for delayed messages. Everything else raises `UsageError` with
+    the code E_UNSUPPORTED: `#ephemeral` names, parts, stages, statistics, peeks at channels, and
+    changes of a topic's settings. The retention of a topic is checked, but no message is ever
+    removed.
     """
 
     def __init__(self) -> None:
@@ -127,6 +128,9 @@ class MemoryBroker(BrokerForTests):
             r.CountDelayedRequest: self._count_delayed,
             r.ListDelayedRequest: self._list_delayed,
             r.CancelDelayedRequest: self._cancel_delayed,
+            r.SkipRequest: self._skip,
+            r.PreviewSkipRequest: self._skip,
+            r.RevokeRequest: self._revoke,
         }
 
     # Life
@@ -256,8 +260,14 @@ class MemoryBroker(BrokerForTests):
             busy = False
             for topic in list(self._topics.values()):
                 busy = topic.move_due(self._now_ns) or busy
+                self._expire_held(topic)
                 for channel in list(topic.channels.values()):
                     busy = channel.work(self._now_ns, self._publish) or busy
+
+    def _expire_held(self, topic: MemoryTopic) -> None:
+        for channel in topic.channels.values():
+            for (client,), ranges in channel.core.expire_held(self._now_ns):
+                self._send(client, p.Cancelled(tuple(ranges), (), 0))
 
     def _publish(self, topic: str, blocks: Sequence[Block]) -> None:
         """Publish dead letters."""
@@ -625,6 +635,32 @@ class MemoryBroker(BrokerForTests):
         if request.all:
             return {"cancelled": len(topic.cancel(None)), "more": False}
         return {"cancelled": tuple(topic.cancel([_key(text) for text in request.keys]))}
+
+    def _skip(self, request: r.SkipRequest) -> dict[str, Any]:
+        channel = self._channel(request.topic, request.channel)
+        ranges, told = channel.skip(
+            request.offsets, preview=isinstance(request, r.PreviewSkipRequest)
+        )
+        for (client,), cancelled in told:
+            self._send(client, p.Cancelled(tuple(cancelled), (), 0))
+        return {
+            "offsets": tuple(
+                offset for first, count in ranges for offset in range(first, first + count)
+            )
+        }
+
+    def _revoke(self, request: r.RevokeRequest) -> dict[str, Any]:
+        topic = self._topic(request.topic)
+        if not topic.channels:
+            text = f"topic {request.topic!r} has no channel, which would keep the keys"
+            raise NotFound(E_NOT_FOUND, f"{text}; create it first")
+        delayed = topic.cancel_with(frozenset(request.keys))
+        for channel in topic.channels.values():
+            channel.core.revoke(request.keys, topic.head)
+            for (client,), consumer in channel.core.consumers.items():
+                if consumer.in_flight:
+                    self._send(client, p.Cancelled((), request.keys, topic.head))
+        return {"delayed": delayed}
 
 
 def _key(text: str) -> DelayedKey:

@@ -60,6 +60,7 @@ from .delayed_format import (
     count_of,
     decode_row,
     encode_row,
+    flags_of,
     has_its_size,
     names_itself,
     parse_producer_key,
@@ -537,6 +538,39 @@ class DelayedStore(Environment):
 
         self._commit("cancel", work)
         return answers
+
+    def matching(
+        self,
+        after: DelayedKey | None,
+        rows_max: int,
+        flag: int,
+        indexes_of: Callable[[Block], Iterable[int]],
+    ) -> tuple[list[DelayedKey], DelayedKey | None]:
+        """Look for messages in up to `rows_max` rows behind the row `after`.
+
+        `indexes_of` is called with the blocks that have the flag, and returns the messages that
+        match. Return their keys, and the row to go on after, or None if there are no more rows.
+        Damaged rows are left to `due`.
+        """
+        found: list[DelayedKey] = []
+        start = b"" if after is None else row_key(after._replace(serial=after.serial + 1))
+        last: DelayedKey | None = None
+        with self.reading() as txn:
+            for number, (key, value) in enumerate(rows_from(txn, start)):
+                if number >= rows_max and last is not None:
+                    return found, last
+                try:
+                    last = parse_row_key(key)
+                    if not flags_of(key, value) & flag:
+                        continue
+                    row = decode_row(key, value)
+                except Damaged:
+                    continue
+                found += (
+                    row.key._replace(serial=row.key.serial + index)
+                    for index in indexes_of(row.block)
+                )
+        return found, None
 
     def cancel_some(self, rows_max: int, bytes_max: int) -> int:
         """Remove all messages of the first rows, and return their number.

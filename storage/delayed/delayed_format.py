@@ -35,6 +35,7 @@ PRODUCER: Final = b"p"
 _KEY: Final = struct.Struct(">cQQ")
 _U64: Final = struct.Struct(">Q")
 KEY_TEXT_DIGITS: Final = 32
+_FLAGS_AT: Final = 6  # the position of the flags in the header of a block
 
 
 class DelayedKey(NamedTuple):
@@ -142,6 +143,12 @@ def decode_row(key: bytes, value: bytes) -> DelayedRow:
             f"{error}"
         ) from None
     return DelayedRow(first_key, Block(header, columns, columns))
+
+
+def flags_of(key: bytes, value: bytes) -> int:
+    """Return the flags of a row's block, without a check of the row."""
+    at = HEAD.size + len(key) + _FLAGS_AT
+    return int.from_bytes(value[at : at + 2], "little")
 
 
 def count_of(key: bytes, value: bytes) -> int:

@@ -170,6 +170,7 @@ WALKED: Final = (
     "../README.md",
     "tutorial.md",
     "http.md",
+    "lifetimes.md",
     "schedules.md",
     "spark.md",
     "spark-reference.md",

@@ -23,6 +23,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     ("page", "count"),
     [
         ("http.md", 7),
+        ("lifetimes.md", 5),
         ("nsqd.md", 1),
         ("schedules.md", 4),
         ("testing.md", 9),

@@ -32,6 +32,7 @@ EXAMPLES: Final[Mapping[type[r.AdminRequest[Any]], r.AdminRequest[Any]]] = {
         r.SeekRequest("t", "c", offset=0, forward=True),
         r.SkipRequest("t", "c", offsets=(1, 2)),
         r.PreviewSkipRequest("t", "c", offsets=(1,)),
+        r.RevokeRequest("t", keys=("a", "b")),
         r.PeekRequest("t", "c", limit=5),
         r.DisconnectRequest("t", "c", consumer="x"),
         r.RedriveRequest("t.c.dead", to="t", to_channel="c", origin=ORIGIN, chosen=True),

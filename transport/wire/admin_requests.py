@@ -36,6 +36,7 @@ from .answers import (
     Nothing,
     OverviewAnswer,
     PartRemoved,
+    Revoked,
     Scheduled,
     ScheduleRows,
     Silenced,
@@ -44,6 +45,7 @@ from .answers import (
     TopicNames,
 )
 from .codec import HeaderValue
+from .lifetime import check_revoke_key
 from .protocol import SKIPPED_MAX
 
 AnswerT = TypeVar("AnswerT")
@@ -252,6 +254,20 @@ class SkipRequest(AdminRequest[Skipped]):
 @record(kw_only=True)
 class PreviewSkipRequest(SkipRequest):
     """Return which of these messages of a channel are not finished."""
+
+
+@record(kw_only=True)
+class RevokeRequest(AdminRequest[Revoked]):
+    """Cancel the messages of a topic that have one of these revoke keys."""
+
+    keys: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.keys) <= SKIPPED_MAX:
+            text = f"give 1 to {SKIPPED_MAX:,} revoke keys, not {len(self.keys)}"
+            raise UsageError(E_BAD_ARGUMENT, text)
+        for key in self.keys:
+            check_revoke_key(key)
 
 
 @record(kw_only=True)
@@ -582,6 +598,7 @@ REQUESTS: Final = (
     _looking(HistoryRequest, "history", Scope.TOPIC_OR_CHANNEL, Action.SEE),
     _changing(SeekRequest, "seek", Scope.CHANNEL, is_repeatable=True, each_part=True),
     _changing(SkipRequest, "skip messages", Scope.CHANNEL, is_repeatable=True),
+    _changing(RevokeRequest, "revoke", Scope.TOPIC, is_repeatable=True, each_part=True),
     # Peek, the preview and the list of delayed messages show bodies, or which messages exist.
     _looking(PreviewSkipRequest, "skip preview", Scope.CHANNEL, Action.CONSUME),
     _looking(PeekRequest, "peek", Scope.CHANNEL, Action.CONSUME),

@@ -165,6 +165,14 @@ class Skipped(TypedDict):
     offsets: Sequence[int]
 
 
+class Revoked(TypedDict):
+    """`delayed`: the number of delayed messages that were cancelled. Nobody knows yet how many
+    others have the keys.
+    """
+
+    delayed: int
+
+
 class Ended(TypedDict):
     """`ended`: the end of the topic of this name that was deleted last, or None."""
 

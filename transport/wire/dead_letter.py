@@ -21,6 +21,7 @@ from ..block.block_format import ADDRESSED, HEADERS_BYTES_MAX
 from ..errors import E_BAD_ARGUMENT, E_BAD_BLOCK, UsageError
 from .codec import (
     CHANNEL_HEADER,
+    EXPIRES_HEADER,
     HEADERS_MAX,
     HeaderValue,
     check_headers,
@@ -114,6 +115,7 @@ UNREADABLE: Final = f"{PREFIX}headers"  # the own headers, unchanged, if they we
 # Reasons why a message became a dead letter.
 ATTEMPTS: Final = "max_attempts"
 REJECT: Final = "rejected"
+EXPIRY: Final = "expired"
 FOUND: Final = (
     "its channel ended while it was in flight or waited; the result of its last delivery is "
     "not known"
@@ -166,7 +168,7 @@ def _own(data: bytes | None) -> dict[str, HeaderValue]:
     """Return the own headers that a dead letter keeps.
 
     A letter that dies again describes only its last death. It is no longer addressed to the channel
-    of a redrive.
+    of a redrive. It does not expire, and neither does a redriven message.
     """
     headers = unpack_headers(data)
     if not all(type(name) is str for name in headers):
@@ -174,7 +176,7 @@ def _own(data: bytes | None) -> dict[str, HeaderValue]:
     return {
         name: value
         for name, value in headers.items()
-        if not name.startswith(PREFIX) and name != CHANNEL_HEADER
+        if not name.startswith(PREFIX) and name not in (CHANNEL_HEADER, EXPIRES_HEADER)
     }
 
 

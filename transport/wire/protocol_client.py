@@ -59,6 +59,7 @@ __all__ = [
     "Begun",
     "Blocks",
     "Bye",
+    "Cancelled",
     "Commit",
     "Delayed",
     "Deliver",
@@ -462,6 +463,22 @@ class Recall(Wire):
 
     op: ClassVar[int] = 27
     count: int
+
+
+@record
+class Cancelled(Wire):
+    """Channel to consumer: these messages must not be begun any more, as far as it holds some.
+
+    Those of `ranges` were cancelled, or expired before a handler had begun them. They are finished,
+    and need no answer. Those with one of the revoke keys `keys` below offset `end` stay with the
+    handlers that have begun them. Others are given back by Req with UNBEGUN, and the channel gives
+    them up.
+    """
+
+    op: ClassVar[int] = 6
+    ranges: tuple[Range, ...]
+    keys: tuple[str, ...]
+    end: int
 
 
 @record

@@ -19,7 +19,7 @@ __all__ = [
     "CountDelayed", "DeadLettersGo", "Disconnect", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "EndLog", "FindOffset",
     "FindPart", "Hold",
     "LeaveChannel", "ListChunks", "ListDelayed", "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory",
-    "Reload", "ReloadGateway", "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "RunSchedule", "Seek", "SetClosed", "SetLookupds",
+    "Reload", "ReloadGateway", "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "Revoke", "RunSchedule", "Seek", "SetClosed", "SetLookupds",
     "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip", "SkipMessages", "TakePart", "WaitForShipping", "WhereDeadLettersGo",
 ]
 # fmt: on
@@ -154,11 +154,17 @@ class CancelDelayed(Order[Done]):
 
     With `all`, the keys are ignored, and the earliest messages are cancelled, as many as one commit
     allows. Done.data: {"cancelled"}, with `all` also {"more"}.
+
+    With `revoke_keys`, the messages that have one of these revoke keys are cancelled, of a number
+    of rows behind the key `after`. Done.data: {"cancelled": their number, "after": where to go on,
+    or () if that was the last row}.
     """
 
     op: ClassVar[int] = 101
     keys: tuple[tuple[int, int], ...]
     all: bool = False
+    revoke_keys: tuple[str, ...] = ()
+    after: tuple[int, ...] = ()
 
 
 @record
@@ -282,6 +288,17 @@ class SkipMessages(Order[Done]):
     offsets: tuple[int, ...]
     head: int
     preview: bool
+
+
+@record
+class Revoke(Order[Done]):
+    """Cancel the messages below `end` that have one of these revoke keys, also those that come
+    again later. The reply comes when this is durable.
+    """
+
+    op: ClassVar[int] = 5
+    keys: tuple[str, ...]
+    end: int
 
 
 @record

@@ -209,6 +209,17 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
     help="Deliver the messages after this delay, such as 90s, 10m or 7d. At most 366d.",
 )
 @click.option(
+    "--expires-in",
+    type=Seconds(),
+    metavar="TIME",
+    help="Begin none of the messages later than this, such as 90s, 10m or 7d.",
+)
+@click.option(
+    "--revoke-key",
+    metavar="KEY",
+    help="Key by which `zsq message revoke` cancels all these messages.",
+)
+@click.option(
     "--key",
     metavar="KEY",
     help="Key of all these messages. An ordered channel delivers the messages of one key in order.",
@@ -234,7 +245,8 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
 @with_broker
 def pub(
     topic: str, body: str | None, source: IO[bytes], from_json: bool, ends_in_null: bool, batch: int, delay: float,
-    key: str | None, tag: str | None, pairs: tuple[str, ...], channel: str | None, as_json: bool, url: str, timeout: float,
+    expires_in: float | None, revoke_key: str | None, key: str | None, tag: str | None, pairs: tuple[str, ...],
+    channel: str | None, as_json: bool, url: str, timeout: float,
 ) -> None:  # fmt: skip
     """Publish BODY, or each line of a file or of standard input, to TOPIC. Returns when all
     messages are durable.
@@ -245,12 +257,12 @@ def pub(
     durably, until they are due; see `zsq delayed`.
     """
     from ....transport.client.blocking.client import Producer
-    from ....transport.client.core.publish_arguments import as_attributes, as_delay_ms
+    from ....transport.client.core.publish_arguments import as_attributes, as_delay_ms, lifetime_of
     from ....transport.names import check_name
     from ....transport.wire.codec import CHANNEL_HEADER
 
     check_name(topic)
-    as_delay_ms(delay)
+    lifetime = lifetime_of(expires_in, as_delay_ms(delay), revoke_key)
     context = click.get_current_context()
     if body is not None and (
         from_json
@@ -266,7 +278,7 @@ def pub(
         {} if channel is None else {CHANNEL_HEADER: check_name(channel, "channel")}
     )
     usual = PublishEntry(b"", _argument(key), _argument(tag), headers or None)
-    as_attributes(usual.key, usual.tag, headers)
+    as_attributes(usual.key, usual.tag, headers | lifetime)
     stored = 0
     start = time.monotonic()
     receipts: deque[Receipt] = deque()
@@ -298,6 +310,8 @@ def pub(
                             tags=tags,
                             headers=header_column,
                             delay=delay,
+                            expires_in=expires_in,
+                            revoke_key=revoke_key,
                             wait=False,
                         )
                         receipts.append(receipt)

@@ -24,6 +24,7 @@ from tests.actors.channel.test_ordered_machine import OrderedMachine
 from tests.actors.channel.test_wild_channel import PEERS, WildChannel
 from tests.actors.conftest import ChannelHarness
 from zsq.actors.channel.lease import Departure
+from zsq.transport.block.block import pack
 from zsq.transport.settings import ChannelSettings
 from zsq.transport.wire.protocol import BACKOFF, DEAD, UNBEGUN
 
@@ -122,6 +123,20 @@ def lower_the_limit_meanwhile(how: Callable[[ChannelHarness, int], object], *, b
     how(harness, token)
 
 
+def let_messages_expire() -> None:
+    """Let a message become a dead letter before its first delivery, and one before its second."""
+    harness = ChannelHarness(max_age_s=10.0, dead_letter_expired=True)
+    Watch(harness.channel)
+    harness.join(PEERS[0], 1)
+    harness.take_in(pack([b"x"]))
+    harness.channel.req(PEERS[0], harness.send_one().token, (), 0, harness.wall_ns)
+    harness.commit()
+    harness.take_in(pack([b"x"]))
+    harness.channel.rest()
+    for _ in range(2):
+        harness.channel.next_delivery(harness.now_ns, harness.wall_ns + 11 * 10**9)
+
+
 def test_each_move_of_the_table_is_made() -> None:
     """A move that never happens does not belong in the drawing."""
     every = {
@@ -130,6 +145,7 @@ def test_each_move_of_the_table_is_made() -> None:
         for event, ends in events.items()
         for after in ends
     }
+    let_messages_expire()
     for begun in (False, True):
         lower_the_limit_meanwhile(
             lambda harness, token: harness.channel.req(

@@ -23,7 +23,15 @@ from ..core.deferral import Delay
 from ..core.message import Fetched
 from ..core.packing import one_block
 from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine
-from ..core.publish_arguments import Text, as_attributes, as_body, as_delay_ms
+from ..core.publish_arguments import (
+    Text,
+    as_attributes,
+    as_body,
+    as_delay_ms,
+    lifetime_of,
+    with_headers,
+    with_headers_of_each,
+)
 from ..core.reading import Archive, Measured
 from ..link.engine import Steps
 from .aio_asker import AsyncioClient, Turner
@@ -93,12 +101,16 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
         tag: Text = None,
         headers: Mapping[str, HeaderValue] | None = None,
         delay: Delay | None = None,
+        expires_in: Delay | None = None,
+        revoke_key: str | None = None,
     ) -> Receipt:
         """Publish one message. It is durable when this returns, unless `linger_ms` is above 0.
 
-        `delay`: seconds or a timedelta, see `zsq.Producer.publish`.
+        `delay`, `expires_in`: seconds or a timedelta. See `zsq.Producer.publish`.
         """
         delay_ms = as_delay_ms(delay)
+        if expires_in is not None or revoke_key is not None:
+            headers = with_headers(headers, lifetime_of(expires_in, delay_ms, revoke_key))
         payload = as_body(body)
         if len(payload) > MESSAGE_BYTES_MAX:
             await self._check_size(topic, len(payload))
@@ -132,6 +144,8 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
         | Sequence[Mapping[str, HeaderValue] | None]
         | None = None,
         delay: Delay | None = None,
+        expires_in: Delay | None = None,
+        revoke_key: str | None = None,
         wait: bool = True,
     ) -> Receipt:
         """Publish messages in order, divided into blocks.
@@ -140,6 +154,8 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
         `zsq.Producer.publish_many`.
         """
         delay_ms = as_delay_ms(delay)
+        if expires_in is not None or revoke_key is not None:
+            headers = with_headers_of_each(headers, lifetime_of(expires_in, delay_ms, revoke_key))
         if size := self._drive().engine.size_to_check(topic, bodies):
             await self._check_size(topic, size)
         steps = self._drive().engine.push_many(

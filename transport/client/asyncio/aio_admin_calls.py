@@ -24,6 +24,7 @@ from ...wire.answers import (
     Nothing,
     OverviewAnswer,
     PartRemoved,
+    Revoked,
     Scheduled,
     ScheduleRow,
     Silenced,
@@ -242,6 +243,30 @@ class AdminCalls(Asker):
         offsets. The call is recorded in the audit log, and durable when it returns.
         """
         return await self._carry_out(administration.skip(topic, channel, offsets, preview=preview))
+
+    async def cancel(
+        self, topic: str, offsets: Sequence[int], *, channel: str | None = None
+    ) -> dict[str, list[int]]:
+        """Cancel messages by their offsets: for one channel, or for all channels of the topic.
+
+        It is a `skip` of each channel: see there. A consumer that holds such a message drops it,
+        and a handler that has begun it sees `message.cancelled`. Returns the offsets that each
+        channel had not finished, by the name of the channel. If this is interrupted, some channels
+        have cancelled the messages and others have not; repeat it then.
+        """
+        return await self._carry_out(administration.cancel(topic, offsets, channel=channel))
+
+    async def revoke(self, topic: str, keys: str | Sequence[str]) -> Revoked:
+        """Cancel all messages of a topic that were published with one of these revoke keys.
+
+        `keys`: one key, or up to 1,000. Delayed messages are removed at once. The channels that the
+        topic has now do not deliver the other messages any more, and count them in
+        `cancelled_count` when their turn comes. A consumer that holds such a message drops it, and
+        a handler that has begun it sees `message.cancelled`. A message that is published later with
+        the same key is delivered. The call is recorded in the audit log, and durable when it
+        returns. Returns {"delayed": the number of delayed messages that were removed}.
+        """
+        return await self._carry_out(administration.revoke(topic, keys))
 
     async def disconnect(self, topic: str, channel: str, consumer: str) -> Disconnected:
         """End the subscriptions of the consumers with this name.

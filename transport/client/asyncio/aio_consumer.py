@@ -192,6 +192,7 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
         batch_wait: float | timedelta = 0.2,
         batch_bytes: int | None = None,
         halving: bool = False,
+        cancel_handlers: bool = False,
     ) -> None:
         """Await `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
@@ -199,6 +200,9 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
         messages are handled at a time. The handler is a coroutine function, an object whose
         `__call__` is one, or a `functools.partial` of those. Anything else raises `UsageError`
         before a message is taken. See `zsq.Consumer.run`.
+
+        With `cancel_handlers`, a handler whose message a user cancels is cancelled, as its task
+        would be, and the message is finished. Handlers of batches are not.
         """
         handling = Handling(
             handler, requeue_delay, on_error, awaits=True, halves=halving, retries=retries
@@ -212,6 +216,8 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
             gather = partial(self._gather, limits, working, machine)
             kind, take = BatchRunner, partial(self._next_batch, asyncio.Lock(), gather)
         runner = kind(handling, working, take, self._stop_taking, machine, self._note_outcome)
+        if cancel_handlers:
+            self._drive().engine.on_cancelled = runner.cancel
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
 
         async def work() -> None:

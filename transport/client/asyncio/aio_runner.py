@@ -77,6 +77,12 @@ class Runner(RunnerBase):
         except Exception as error:
             self._fail(error)
 
+    def cancel(self, workers: Iterable[object]) -> None:
+        """Cancel the handlers that these tasks await, because their messages were cancelled."""
+        for worker in workers:
+            if isinstance(worker, asyncio.Task):
+                worker.cancel()
+
     async def handle(self, taken: Any) -> Outcome:
         """Handle what `take` has returned."""
         message = taken
@@ -98,6 +104,11 @@ class Runner(RunnerBase):
                 raise
             if (delay_ms := self.handling.deferral(error)) is not None:
                 self._defer(message, delay_ms)
+                return Outcome.NEITHER
+            if isinstance(error, asyncio.CancelledError) and message.cancelled:
+                if not message.answered:
+                    with self._answering(message):
+                        await message.finish()
                 return Outcome.NEITHER
             await self._report(message, error)
             self._requeue(message, error)

@@ -18,7 +18,15 @@ from ..core.deferral import Delay
 from ..core.packing import one_block
 from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine, flat
 from ..core.producer_session import PendingBlock
-from ..core.publish_arguments import Text, as_attributes, as_body, as_delay_ms
+from ..core.publish_arguments import (
+    Text,
+    as_attributes,
+    as_body,
+    as_delay_ms,
+    lifetime_of,
+    with_headers,
+    with_headers_of_each,
+)
 from ..link.engine import Steps
 from ..link.timeouts import check_timeout
 from .client_base import BlockingClient, ClientBase
@@ -363,17 +371,26 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
         tag: Text = None,
         headers: Mapping[str, HeaderValue] | None = None,
         delay: Delay | None = None,
+        expires_in: Delay | None = None,
+        revoke_key: str | None = None,
     ) -> Receipt:
         """Publish one message.
 
         `delay`: seconds or a timedelta (at most 366 days). The message is added to the topic after
         this time, never earlier. A delayed message is sent at once, even with a `linger_ms` above
         0. Like any other message, it is durable when `publish` returns only if `linger_ms` is 0.
-        Its receipt has a `key` instead of an offset. Raises `UsageError` for a bad name or a
-        message that is too large, `Refused` if the broker cannot accept it now, and
-        `BrokerUnreachable` after the timeout.
+        Its receipt has a `key` instead of an offset.
+
+        `expires_in`: seconds or a timedelta, above the delay. No handler begins the message later
+        than this after the broker got it. `revoke_key`: a text of at most 256 bytes, by which
+        `Admin.revoke` cancels the message. Both are headers, see docs/lifetimes.md.
+
+        Raises `UsageError` for a bad name or a message that is too large, `Refused` if the broker
+        cannot accept it now, and `BrokerUnreachable` after the timeout.
         """
         delay_ms = as_delay_ms(delay)
+        if expires_in is not None or revoke_key is not None:
+            headers = with_headers(headers, lifetime_of(expires_in, delay_ms, revoke_key))
         payload = body if type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX else as_body(body)
         if len(payload) > MESSAGE_BYTES_MAX:
             self._check_size(topic, len(payload))
@@ -410,6 +427,8 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
         | Sequence[Mapping[str, HeaderValue] | None]
         | None = None,
         delay: Delay | None = None,
+        expires_in: Delay | None = None,
+        revoke_key: str | None = None,
         wait: bool = True,
     ) -> Receipt:
         """Publish messages in order, divided into blocks of at most 10,000 messages and about 5
@@ -417,13 +436,15 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
 
         `key`, `tag`: one value for all messages. `keys`, `tags`: one value for each message, or
         None. `headers`: one mapping for all messages, or a sequence with one mapping for each.
-        `delay`: the delay of all messages, see `publish`. With `wait=False` this returns when the
-        messages are queued (at most 16 MiB wait to be sent). Use the receipt or `flush` to wait for
-        them. If a message is over the limit of a broker that this producer has reached before,
-        `UsageError` is raised and nothing is sent. If the broker refuses a message later, only that
-        message fails. The error then says how many of the messages failed.
+        `delay`, `expires_in`, `revoke_key`: those of all messages, see `publish`. With `wait=False`
+        this returns when the messages are queued (at most 16 MiB wait to be sent). Use the receipt
+        or `flush` to wait for them. If a message is over the limit of a broker that this producer
+        has reached before, `UsageError` is raised and nothing is sent. If the broker refuses a
+        message later, only that message fails. The error then says how many of the messages failed.
         """
         delay_ms = as_delay_ms(delay)
+        if expires_in is not None or revoke_key is not None:
+            headers = with_headers_of_each(headers, lifetime_of(expires_in, delay_ms, revoke_key))
         if size := self._drive().engine.size_to_check(topic, bodies):
             self._check_size(topic, size)
         steps = self._drive().engine.push_many(

@@ -59,6 +59,7 @@ from ...wire.admin_requests import (
     RemovePartRequest,
     RemoveScheduleRequest,
     ResumeScheduleRequest,
+    RevokeRequest,
     RunScheduleRequest,
     ScheduleRequest,
     SeekRequest,
@@ -86,6 +87,7 @@ from ...wire.answers import (
     Nothing,
     OverviewAnswer,
     PartRemoved,
+    Revoked,
     Scheduled,
     ScheduleRow,
     Silenced,
@@ -371,6 +373,42 @@ def skip(
     kind = PreviewSkipRequest if preview else SkipRequest
     answer = yield from ask_admin(kind(*_names(topic, channel), offsets=tuple(offsets)))
     return list(answer["offsets"])
+
+
+def cancel(
+    topic: str, offsets: Sequence[int], *, channel: str | None = None
+) -> Asking[dict[str, list[int]]]:
+    """Cancel messages by their offsets: for one channel, or for all channels of the topic.
+
+    It is a `skip` of each channel: see there. A consumer that holds such a message drops it,
+    and a handler that has begun it sees `message.cancelled`. Returns the offsets that each
+    channel had not finished, by the name of the channel. If this is interrupted, some channels
+    have cancelled the messages and others have not; repeat it then.
+    """
+    channels = [channel]
+    if channel is None:
+        listed = yield from topics()
+        if topic not in listed:
+            raise NotFound(E_NOT_FOUND, f"topic {check_name(topic)!r} does not exist")
+        channels = [*listed[topic]]
+    cancelled: dict[str, list[int]] = {}
+    for name in channels:
+        cancelled[name or ""] = yield from skip(topic, name or "", offsets)
+    return cancelled
+
+
+def revoke(topic: str, keys: str | Sequence[str]) -> Asking[Revoked]:
+    """Cancel all messages of a topic that were published with one of these revoke keys.
+
+    `keys`: one key, or up to 1,000. Delayed messages are removed at once. The channels that the
+    topic has now do not deliver the other messages any more, and count them in
+    `cancelled_count` when their turn comes. A consumer that holds such a message drops it, and
+    a handler that has begun it sees `message.cancelled`. A message that is published later with
+    the same key is delivered. The call is recorded in the audit log, and durable when it
+    returns. Returns {"delayed": the number of delayed messages that were removed}.
+    """
+    wanted = (keys,) if isinstance(keys, str) else tuple(keys)
+    return ask_admin(RevokeRequest(check_name(topic), keys=wanted))
 
 
 def disconnect(topic: str, channel: str, consumer: str) -> Asking[Disconnected]:

@@ -355,6 +355,15 @@ class MessageView:
             and not delivery.expired(self._index, time.monotonic_ns())
         )
 
+    @property
+    def cancelled(self) -> bool:
+        """True if a user has cancelled the message since the program got it.
+
+        It is not delivered again, whatever the answer is. See "Cancelling messages" in
+        lifetimes.md.
+        """
+        return self._index in self._batch.delivery.cancelled
+
     def _answer(self) -> None:
         if self._answered:
             raise UsageError(

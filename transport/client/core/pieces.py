@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ...block.block import LARGEST, Block, pack
 from ...wire.dead_letter import with_address
+from ...wire.lifetime import with_lifetime
 
 
 def rows_of(block: Block, indexes: Sequence[int]) -> Block:
@@ -18,7 +19,7 @@ def rows_of(block: Block, indexes: Sequence[int]) -> Block:
     times = block.times
     row_times = None if times is None else [times[index] for index in indexes]
     piece = pack(bodies, keys=keys, tags=tags, headers=headers, times=row_times, limits=LARGEST)
-    return with_address(piece, headers)
+    return with_lifetime(with_address(piece, headers), headers)
 
 
 def halves(count: int) -> tuple[range, range]:

@@ -30,7 +30,8 @@ from .....transport.whole_topic import WholeTopic, whole_topic
 from .....transport.wire.actions import Action
 from .....transport.wire.admin_requests import END, Side
 from .....transport.wire.answers import Scheduled
-from .....transport.wire.codec import CHANNEL_HEADER
+from .....transport.wire.codec import CHANNEL_HEADER, EXPIRES_HEADER
+from .....transport.wire.lifetime import REVOKE_KEY_HEADER
 from .....transport.wire.protocol import SKIPPED_MAX
 from ....security.policy import (
     DEAD_LETTER_TOPIC,
@@ -125,6 +126,8 @@ class ActionHandlers:
             "/api/channel/empty": lambda topic, channel, *_: source.empty(topic, channel),
             "/api/channel/seek": self._seek,
             "/api/channel/skip": self._skip,
+            "/api/message/cancel": self._cancel_messages,
+            "/api/message/revoke": self._revoke,
             "/api/redrive/discard": self._discard,
             "/api/channel/delete": lambda topic, channel, options, _: source.delete_channel(
                 topic, channel, force=options.get("force") is True
@@ -225,6 +228,21 @@ class ActionHandlers:
     ) -> Mapping[str, object]:
         return {"offsets": await self._source.skip(topic, channel, _offsets(options))}
 
+    async def _cancel_messages(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        await self._stats.fresh(topic)
+        return {"channels": await self._source.cancel(topic, _offsets(options))}
+
+    async def _revoke(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        keys = options.get("keys")
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise bad(f'give {{"keys": [1 to {KEYS_MAX} revoke keys]}}')
+        await self._stats.fresh(topic)  # without this check the broker would create the topic
+        return await self._source.revoke(topic, cast("list[str]", keys))
+
     async def _discard(
         self, topic: str, channel: str, options: JsonObject, principal: Principal
     ) -> Mapping[str, object]:
@@ -265,6 +283,9 @@ class ActionHandlers:
             check_address(principal, topic)
         if len(wanted.bodies) != 1 or wanted.delay_s is not None:
             raise bad("a schedule has one body, and no delay")
+        if wanted.expires_s is not None or wanted.revoke_key is not None:
+            names = f"{EXPIRES_HEADER} and {REVOKE_KEY_HEADER}"
+            raise bad(f"a schedule has its lifetime and its revoke key as headers: {names}")
         return _first_due(
             await self._source.schedule_add(
                 topic, name, settings.get("cron", ""), wanted.bodies[0],
@@ -360,15 +381,16 @@ class ActionHandlers:
                 )
                 if max(map(len, wanted.bodies)) > size_max:
                     raise api_error("MSG_TOO_BIG")
-                bodies, key, tag, headers, delay = wanted
+                bodies, key, tag, headers, delay, expires_in, revoke_key = wanted
                 if CHANNEL_HEADER in (headers or ()):
                     check_address(principal_of(request), topic)
                 with limiters.publishes.place(holder_of(request)):
                     producer = self._open_producer()
                     try:
                         receipt = await producer.publish_many(
-                            topic, bodies, key=key, tag=tag, headers=headers, delay=delay
-                        )
+                            topic, bodies, key=key, tag=tag, headers=headers, delay=delay,
+                            expires_in=expires_in, revoke_key=revoke_key,
+                        )  # fmt: skip
                     finally:
                         with contextlib.suppress(ZsqError):  # the publish already raised the error
                             await producer.close(END_S)
