@@ -46,7 +46,7 @@ class TableHead(NamedTuple):
     """What is known of a file whose table is stored."""
 
     bits: int
-    count: int
+    ids: int
     first_offset: int
     end: int
     newest_ns: int
@@ -118,7 +118,7 @@ def decode_batches(data: bytes) -> Iterator[Batch]:
 
 def encode_table_head(head: TableHead) -> bytes:
     data = _TABLE.pack(
-        _TABLE_MAGIC, VERSION, head.bits, head.count, head.first_offset, head.end, head.newest_ns,
+        _TABLE_MAGIC, VERSION, head.bits, head.ids, head.first_offset, head.end, head.newest_ns,
         head.places, head.crc,
     )  # fmt: skip
     return data + _CRC.pack(crc32c(data))

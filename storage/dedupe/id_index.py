@@ -11,7 +11,7 @@ the newest id of a segment is older than the window, the whole segment is remove
 16 to 32 bytes of memory.
 
 Entries wait in memory (`pending`) until their messages are synced, and are written about once a
-second. After a crash, `open_index.py` reads the messages of that second from the log again. So no
+second. After a crash, `storage/directory/open_ids.py` reads the messages of that second from the log again. So no
 file ever has an id of a message that a power cut can remove. If it had, the next publish with that
 id would be called a duplicate of nothing, and would be lost.
 
@@ -73,13 +73,11 @@ class Segment:
 
     def has_room(self, count: int) -> bool:
         return (
-            self.table.count + count <= self.table.capacity
-            and self.places + 1 + count < PLACES_MAX
+            self.table.count + count <= self.table.capacity and self.places + 1 + count < PLACES_MAX
         )
 
-    def add(
-        self, digests: Sequence[bytes], offsets: Sequence[int], time_ns: int, end: int
-    ) -> None:
+    def add(self, digests: Sequence[bytes], offsets: Sequence[int], time_ns: int, end: int) -> None:
+        end = max(end, self.end)
         entries = b"".join(map(ENTRY.pack, digests, offsets, repeat(time_ns)))
         self.pending += encode_batch_head(entries, end)
         self.pending += entries
@@ -249,10 +247,11 @@ class IdIndex:
             data = b""  # an id that cannot be read costs a duplicate, and not the topic
         return data if len(data) == ENTRY_BYTES else bytes(ENTRY_BYTES)
 
-    def add(
-        self, digests: Sequence[bytes], offsets: Sequence[int], time_ns: int, end: int
-    ) -> None:
-        """Add the ids of one append, after which the log has this end."""
+    def add(self, digests: Sequence[bytes], offsets: Sequence[int], time_ns: int, end: int) -> None:
+        """Add the ids of one append, after which the log has this end.
+
+        For delayed messages, it is 0. They must be on the disk already.
+        """
         segment = self._segments[-1] if self._segments else None
         if segment is None or segment.is_full or not segment.has_room(len(digests)):
             segment = self._begin(segment, len(digests))
@@ -404,7 +403,7 @@ class LoadedSegment(Segment):
 
     def restore(self, head: TableHead, data: bytes) -> None:
         """Take the stored table of a full file."""
-        self.table = IdTable.of(head.bits, data, head.count)
+        self.table = IdTable.of(head.bits, data, head.ids)
         self.places = self.written = head.places
         self.first_offset, self.end, self.newest_ns = head.first_offset, head.end, head.newest_ns
         self.written_end = head.end

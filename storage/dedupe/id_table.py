@@ -1,6 +1,6 @@
 """Table of ids: finds the place of an id's entry in a file, with 16 bytes of memory for each id.
 
-An id is a digest of 16 bytes (`digest_of`). The table is an array of 64-bit numbers with open
+An id is known by its digest of 16 bytes. The table is an array of 64-bit numbers with open
 addressing. Each number has 43 bits of the digest and the place of the entry, counted in entries of
 the file. So a digest that is not there is almost always found missing without a read, and a digest
 that is there is compared with the whole entry. At most half of the numbers are in use.
@@ -14,10 +14,8 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Final
 
-DIGEST_BYTES: Final = 16
 PLACE_BITS: Final = 21
 PLACE_MASK: Final = (1 << PLACE_BITS) - 1
 PLACES_MAX: Final = PLACE_MASK  # place + 1 must fit, because 0 means free
@@ -25,11 +23,6 @@ PLACES_MAX: Final = PLACE_MASK  # place + 1 must fit, because 0 means free
 BITS_MIN: Final = 13
 BITS_MAX: Final = PLACE_BITS
 _FINGERPRINT: Final = ~PLACE_MASK & ((1 << 64) - 1)
-
-
-def digest_of(name: bytes) -> bytes:
-    """Return the digest of an id. Two ids with the same digest will not occur."""
-    return blake2b(name, digest_size=DIGEST_BYTES).digest()
 
 
 def numbers_of(digests: Sequence[bytes]) -> tuple[int, ...]:

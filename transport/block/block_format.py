@@ -47,6 +47,9 @@ MARK: Final = 32
 # sequence.
 DELAYED: Final = 64
 ADDRESSED: Final = 128  # flag: some messages may be for only one channel (see dead_letter.py)
+HAS_IDS: Final = 512  # flag: some messages may have an id, and are stored once (see dedupe.py)
+# The flags that a published block may have.
+PUBLISHED: Final = ADDRESSED | HAS_IDS
 
 # magic, version, columns, flags, length, count, first offset, time, producer, sequence, columns
 # crc, reserved x 2

@@ -20,6 +20,7 @@ from ..block.block_format import ADDRESSED, HEADERS_BYTES_MAX
 from ..errors import E_BAD_ARGUMENT, E_BAD_BLOCK, UsageError
 from .codec import (
     CHANNEL_HEADER,
+    DEDUPE_HEADER,
     HEADERS_MAX,
     HeaderValue,
     check_headers,
@@ -158,7 +159,7 @@ def _own(data: bytes | None) -> dict[str, HeaderValue]:
     """Return the own headers that a dead letter keeps.
 
     A letter that dies again describes only its last death. It is no longer addressed to the channel
-    of a redrive.
+    of a redrive. It has no id, because a redrive within the window would be a duplicate of it.
     """
     headers = unpack_headers(data)
     if not all(type(name) is str for name in headers):
@@ -166,7 +167,7 @@ def _own(data: bytes | None) -> dict[str, HeaderValue]:
     return {
         name: value
         for name, value in headers.items()
-        if not name.startswith(PREFIX) and name != CHANNEL_HEADER
+        if not name.startswith(PREFIX) and name not in (CHANNEL_HEADER, DEDUPE_HEADER)
     }
 
 
@@ -183,7 +184,11 @@ def redriven(headers: Mapping[str, HeaderValue], channel: str | None) -> dict[st
     The headers about its death get the prefix `zsq-redriven-`. If `channel` is given, only this
     channel gets the letter.
     """
-    kept = {name: value for name, value in headers.items() if name != CHANNEL_HEADER}
+    kept = {
+        name: value
+        for name, value in headers.items()
+        if name not in (CHANNEL_HEADER, DEDUPE_HEADER)
+    }
     # Other programs may have packed names that are not text.
     history = {name for name in kept if type(name) is str and name.startswith(PREFIX)}
     letter = {

@@ -19,6 +19,7 @@ from ...block.block import MESSAGE_BYTES_MAX
 from ...system import woken_by_signals
 from ...wire.codec import HeaderValue
 from ..blocking.producer import Pending, ProducerBase, ReceiptView
+from ..core.dedupe_arguments import Id, with_id, with_id_of_each
 from ..core.message import Delay, Fetched
 from ..core.packing import one_block
 from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine
@@ -92,12 +93,15 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
         tag: Text = None,
         headers: Mapping[str, HeaderValue] | None = None,
         delay: Delay | None = None,
+        dedupe_id: Id | None = None,
     ) -> Receipt:
         """Publish one message. It is durable when this returns, unless `linger_ms` is above 0.
 
-        `delay`: seconds or a timedelta, see `zsq.Producer.publish`.
+        `delay`: seconds or a timedelta, see `zsq.Producer.publish`. `dedupe_id`: see there too.
         """
         delay_ms = as_delay_ms(delay)
+        if dedupe_id is not None:
+            headers = with_id(headers, dedupe_id)
         payload = as_body(body)
         if len(payload) > MESSAGE_BYTES_MAX:
             await self._check_size(topic, len(payload))
@@ -131,6 +135,7 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
         | Sequence[Mapping[str, HeaderValue] | None]
         | None = None,
         delay: Delay | None = None,
+        dedupe_ids: Sequence[Id | None] | None = None,
         wait: bool = True,
     ) -> Receipt:
         """Publish messages in order, divided into blocks.
@@ -139,6 +144,9 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
         `zsq.Producer.publish_many`.
         """
         delay_ms = as_delay_ms(delay)
+        if dedupe_ids is not None:
+            bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
+            headers = with_id_of_each(headers, dedupe_ids, len(bodies))
         if size := self._drive().engine.size_to_check(topic, bodies):
             await self._check_size(topic, size)
         steps = self._drive().engine.push_many(
@@ -151,6 +159,7 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
             headers=headers,
             key=key,
             tag=tag,
+            has_ids=dedupe_ids is not None,
         )
         return await self._receipt(steps, wait)
 

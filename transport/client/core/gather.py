@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...block.block import LARGEST, pack
 from ...wire.dead_letter import with_address
+from ...wire.dedupe import with_ids
 from .producer_session import PendingBlock
 
 
@@ -45,5 +46,5 @@ class Gather:
         block = pack(
             self.bodies, keys=self.keys, tags=self.tags, headers=self.headers, limits=LARGEST
         )
-        self.pending.seal(with_address(block, self.headers))
+        self.pending.seal(with_ids(with_address(block, self.headers), self.headers))
         return self.pending
