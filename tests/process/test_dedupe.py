@@ -4,10 +4,11 @@ of the broker, for delayed messages, and in topics with parts.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
-from support.broker import Broker, kill, wait_for
+from support.broker import Broker, wait_for
 
 import zsq
 
@@ -31,7 +32,7 @@ def bodies(broker: Broker, topic: str = "t") -> list[bytes]:
 
 
 def restart(broker: Broker) -> None:
-    kill(broker)
+    broker.signal_all(signal.SIGKILL)
     broker.start()
 
 

@@ -165,6 +165,7 @@ class OrderingMachine(RuleBasedStateMachine):
                 self.check_key(producer, message)
                 producer.unanswered.pop(message.sequence, None)
                 continue
+            assert isinstance(message, Stored), "no block here has ids"
             for sequence, offset in message.blocks:
                 self.check_answer(producer, sequence, offset)
                 producer.unanswered.pop(sequence, None)

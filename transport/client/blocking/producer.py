@@ -119,6 +119,13 @@ class ReceiptView:
         return all(pending.done and not pending.stored_count for pending in self._blocks())
 
     @property
+    def duplicates(self) -> int:
+        """The number of messages that are known to be duplicates."""
+        if self.count == 1:
+            return int(self.duplicate)
+        return sum(len(pending.duplicates) for pending in self._blocks())
+
+    @property
     def results(self) -> tuple[Published, ...]:
         """The offset of each message, and whether it is a duplicate, in the order of the publish.
 
