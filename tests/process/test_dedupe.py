@@ -4,11 +4,17 @@ of the broker, for delayed messages, and in topics with parts.
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
+import httpx
 import pytest
 from support.broker import Broker, wait_for
+from support.standby_pair import TOPIC, Pair
+from support.zsq_command import run_text
 
 import zsq
 
@@ -96,3 +102,102 @@ def test_a_window_ends(own_broker: Broker, producer: zsq.Producer, admin: zsq.Ad
     topic = admin.stats("t")["topics"][0]
     assert topic["duplicate_count"] >= 0
     wait_for(lambda: admin.stats("t")["topics"][0]["dedupe_ids"] == 0)
+
+
+def test_ids_outlive_the_loss_of_their_files(own_broker: Broker, producer: zsq.Producer) -> None:
+    """The log has them, too. A checkpoint says from where on."""
+    for name in ("one", "two"):
+        producer.publish("t", b"x", dedupe_id=name)
+    producer.publish("t", b"x")
+    assert own_broker.stop() == 0
+    (folder,) = own_broker.data_dir.glob("topics/*/ids")
+    assert [path.name for path in folder.iterdir()] == ["00000001.ids"]
+    shutil.rmtree(folder)
+    own_broker.start()
+    assert producer.publish("t", b"y", dedupe_id="two").offset == 1
+    assert producer.publish("t", b"y", dedupe_id="three").offset == 3
+    assert len(bodies(own_broker)) == 4
+
+
+def test_a_dead_letter_and_its_redrive_are_no_duplicates(
+    own_broker: Broker, producer: zsq.Producer, admin: zsq.Admin
+) -> None:
+    admin.create_channel("t", "c", max_attempts=1)
+    producer.publish("t", b"x", dedupe_id="one")
+    with zsq.Consumer("t", "c", url=own_broker.ipc) as consumer:
+        message = consumer.receive(30)
+        assert message is not None
+        message.requeue()
+        wait_for(lambda: "t.c.dead" in [row["topic_name"] for row in admin.stats()["topics"]])
+        assert run_text("--url", own_broker.ipc, "redrive", "t.c.dead").returncode == 0
+        again = consumer.receive(30)
+        assert again is not None
+        assert (again.body, again.offset) == (b"x", 1)
+        assert "zsq-dedupe-id" not in again.headers
+        again.finish()
+
+
+def test_each_id_goes_to_one_part(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data") as broker, zsq.Admin(broker.ipc, timeout=60) as admin:
+        admin.create_topic("t", parts=3)
+        ids = [f"{n}" for n in range(40)]
+        results = []
+        for linger_ms in (0, 5):
+            with zsq.Producer(broker.ipc, timeout=60, linger_ms=linger_ms) as producer:
+                alone = [producer.publish("t", b"x", dedupe_id=name) for name in ids]
+                producer.flush()
+                results += [[one.duplicate for one in alone]]
+                many = producer.publish_many("t", [b"x"] * 40, dedupe_ids=ids)
+                results += [[one.duplicate for one in many.results]]
+        assert results == [[False] * 40, *[[True] * 40] * 3]
+        assert {receipt.part for receipt in alone} == {0, 1, 2}
+
+
+def test_ids_are_kept_by_a_takeover(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, "--sync", "bucket")
+    try:
+        pair.begin()
+        with zsq.Producer(pair.urls, timeout=60) as producer:
+            first = producer.publish(TOPIC, b"1", dedupe_id="one")
+            producer.publish(TOPIC, b"2", dedupe_id="two", delay=3600)
+            pair.one.signal_all(signal.SIGKILL)
+            pair.two.wait_ready()
+            again = producer.publish(TOPIC, b"3", dedupe_id="one")
+            assert (again.duplicate, again.offset) == (True, first.offset)
+            assert producer.publish(TOPIC, b"3", dedupe_id="two").duplicate
+            assert not producer.publish(TOPIC, b"3", dedupe_id="three").duplicate
+    finally:
+        pair.close()
+
+
+def test_the_other_doors(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data", http=True) as broker:
+        url = f"http://127.0.0.1:{broker.http}"
+        key = {"Idempotency-Key": "order-1"}
+        for is_known in (False, True):
+            answer = httpx.post(f"{url}/pub?topic=t", content=b"x", headers=key)
+            wanted = {"offset": 0, "duplicate": is_known, "duplicates": [0] if is_known else []}
+            assert (answer.status_code, answer.json()) == (200, wanted)
+        for known in ([], [0, 1]):
+            answer = httpx.post(f"{url}/mpub?topic=t", content=b"x\ny", headers=key)
+            wanted = {"offset": 1, "duplicate": bool(known), "duplicates": known}
+            assert answer.json() == wanted
+        assert httpx.post(f"{url}/pub?topic=t", content=b"x").text == "OK"
+        bad = httpx.post(f"{url}/pub?topic=t", content=b"x", headers={"Idempotency-Key": "x" * 257})
+        assert (bad.status_code, bad.json()["message"]) == (400, "INVALID_IDEMPOTENCY_KEY")
+
+        def pub(*arguments: str, lines: str = "") -> dict[str, object]:
+            done = run_text("--url", broker.ipc, "pub", "t", *arguments, "--json", stdin=lines)
+            found: dict[str, object] = json.loads(done.stdout)
+            found.pop("seconds")
+            return found
+
+        assert pub("x", "--dedupe-id", "order-1") == {
+            "topic": "t", "messages": 0, "duplicates": 1, "offset": 0,
+        }  # fmt: skip
+        lines = '{"body": "a", "dedupe_id": "order-1"}\n{"body": "b", "key": "k"}\n'
+        assert pub("--json-lines", lines=lines)["duplicates"] == 1
+        for stored in (2, 0):
+            found = pub("--dedupe-key-from", "body", lines="a\nb\na\n")
+            assert (found["messages"], found["duplicates"]) == (stored, 3 - stored)
+        assert len(bodies(broker)) == 7
