@@ -57,11 +57,12 @@ from ..settings.starts import StorageStart
 from .backups import Backups, BackupState
 from .channels import Channels, OldestTimes
 from .commits import StateCommits
-from .dedupe import Dedupe, Repeats
+from .dedupe import Dedupe
 from .delayed import DelayedMessages, sequences
 from .extension_point import extension_class
 from .reads import Reads
 from .retention import LogUpkeep, RetentionRunner
+from .sifting import Repeats
 from .stages import Stages
 from .staging import StageCommits
 from .storage_listener import StorageListener

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from .dedupe import Left
+from .sifting import Left
 
 
 class StorageListener(Protocol):

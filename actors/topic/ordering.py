@@ -36,7 +36,7 @@ from ...transport.wire.protocol import Delayed, Duplicates, Stored, Unstored
 from ..runtime.pulses import OrderingPulse
 from ..settings import options
 from ..settings.closing import TO_PUBLISHERS
-from ..storage.dedupe import Left, Repeats
+from ..storage.sifting import Left, Repeats
 
 Peer = tuple[bytes, ...]
 # A block is written as two pieces, and one `writev` takes at most 1,024 pieces (IOV_MAX).

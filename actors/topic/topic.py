@@ -36,7 +36,7 @@ from ..runtime.port import Mail, Port
 from ..runtime.pulses import TopicDetails, TopicPulse, is_troubled
 from ..settings import options
 from ..settings.starts import TopicStart
-from ..storage.dedupe import Left
+from ..storage.sifting import Left
 from ..storage.storage_actor import StorageActor
 from .fanout import Fanout
 from .ordering import Ordering, Peer, Reply

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...actors.storage.dedupe import Left, Sifted, sift
+from ...actors.storage.sifting import Left, Sifted, sift
 from ...storage.dedupe.id_format import NO_OFFSET
 from ...transport.block.block import Block
 from ...transport.settings import DEDUPE_WINDOW_S

@@ -35,7 +35,7 @@ _BATCH: Final = struct.Struct("<4sIqI8x")
 _FILE: Final = struct.Struct("<4sHH16sI")
 _TABLE: Final = struct.Struct("<4sHHIqqqII")
 _CRC: Final = struct.Struct("<I")
-_FILE_MAGIC: Final = b"ZSQU"
+FILE_MAGIC: Final = b"ZSQU"
 _BATCH_MAGIC: Final = b"ZSQV"
 _TABLE_MAGIC: Final = b"ZSQW"
 TABLE_HEAD_BYTES: Final = _TABLE.size + _CRC.size
@@ -43,7 +43,7 @@ assert _BATCH.size + _CRC.size == _FILE.size + _CRC.size == ENTRY_BYTES == 32
 
 
 class TableHead(NamedTuple):
-    """What is known of a file whose table is stored."""
+    """The head of a stored table: its size, and the facts about the file of the ids."""
 
     bits: int
     ids: int
@@ -77,7 +77,7 @@ def parse_name(name: str) -> int | None:
 
 
 def encode_file_head(bits: int, uuid: bytes, number: int) -> bytes:
-    head = _FILE.pack(_FILE_MAGIC, VERSION, bits, uuid, number)
+    head = _FILE.pack(FILE_MAGIC, VERSION, bits, uuid, number)
     return head + _CRC.pack(crc32c(head))
 
 
@@ -87,7 +87,7 @@ def decode_file_head(data: bytes, uuid: bytes, number: int) -> int:
     if len(data) < ENTRY_BYTES or _CRC.unpack_from(data, _FILE.size)[0] != crc32c(head):
         raise Damaged("the head of a file with ids is damaged")
     magic, version, bits, owner, named = _FILE.unpack(head)
-    if (magic, version, owner, named) != (_FILE_MAGIC, VERSION, uuid, number):
+    if (magic, version, owner, named) != (FILE_MAGIC, VERSION, uuid, number):
         raise Damaged("a file with ids belongs to another topic, or to another version of zsq")
     return int(bits)
 

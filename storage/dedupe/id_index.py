@@ -5,15 +5,15 @@ index is a cache of that. It has files of its own, because retention may remove 
 the window ends, and because a start must not read the log of a whole window.
 
 The ids are in *segments*. Each has a file (`id_format.py`) and a table in memory (`id_table.py`).
-The newest segment grows, and begins small. A full one is followed by one of four times the size. When
-the newest id of a segment is older than the window, the whole segment is removed. So an id costs
-32 bytes on disk for its entry, up to 32 for the head of its batch, and 16 for the stored table; and
-16 to 32 bytes of memory.
+The newest segment grows, and begins small. A full one is followed by one of four times the size.
+When the newest id of a segment is older than the window, the whole segment is removed. So an id
+costs 32 bytes on disk for its entry, up to 32 for the head of its batch, and 16 for the stored
+table; and 16 to 32 bytes of memory.
 
 Entries wait in memory (`pending`) until their messages are synced, and are written about once a
-second. After a crash, `storage/directory/open_ids.py` reads the messages of that second from the log again. So no
-file ever has an id of a message that a power cut can remove. If it had, the next publish with that
-id would be called a duplicate of nothing, and would be lost.
+second. After a crash, `storage/directory/open_ids.py` reads the messages of that second from the
+log again. So no file ever has an id of a message that a power cut can remove. If it had, the next
+publish with that id would be called a duplicate of nothing, and would be lost.
 
 One thread uses the index. Only `Flush.run` runs in another one.
 """

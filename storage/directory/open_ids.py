@@ -4,7 +4,7 @@
 |---|---|
 | the files, and a log that ends where they end | the files |
 | messages with ids after the files' end: the last second before a crash | the log from there |
-| no files, but a checkpoint that says there were ids: a restored topic, or removed files | the log from the first id of the window |
+| no files, but a checkpoint that counts ids: the topic was restored | the log from the first id on |
 | a damaged or missing file | the same, and a note |
 | delayed messages with ids | their rows (`storage/delayed`), which were committed with them |
 

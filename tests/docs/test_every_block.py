@@ -140,6 +140,7 @@ WALKED: Final = (
     "../README.md",
     "tutorial.md",
     "http.md",
+    "dedupe.md",
     "schedules.md",
     "spark.md",
     "nsqd.md",

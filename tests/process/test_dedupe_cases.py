@@ -1,4 +1,4 @@
-"""Tests of the table of cases in docs/dedupe.md, at a real broker and at the one of `zsq.testing`."""
+"""Tests of the table of cases in docs/dedupe.md, at a broker and at that of `zsq.testing`."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from support.scripted_extension import ScriptedExtension
 
 from zsq.actors.settings.starts import StorageStart
-from zsq.actors.storage.dedupe import Left, Repeats
+from zsq.actors.storage.sifting import Left, Repeats
 from zsq.actors.storage.storage_actor import Recovered
 from zsq.transport.block.block import Block
 from zsq.transport.errors import ZsqError

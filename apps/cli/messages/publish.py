@@ -163,6 +163,20 @@ def _argument(text: str | None) -> bytes | None:
     return None if text is None else os.fsencode(text)
 
 
+def _own_headers(channel: str | None, dedupe_id: str | None) -> dict[str, HeaderValue]:
+    """Return the headers of a message for one channel, and of one with an id."""
+    from ....transport.client.core.dedupe_arguments import check_id
+    from ....transport.names import check_name
+    from ....transport.wire.codec import CHANNEL_HEADER, DEDUPE_HEADER
+
+    headers: dict[str, HeaderValue] = {}
+    if channel is not None:
+        headers[CHANNEL_HEADER] = check_name(channel, "channel")
+    if dedupe_id is not None:
+        headers[DEDUPE_HEADER] = check_id(dedupe_id)
+    return headers
+
+
 def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
     """Return the headers of all `--header NAME=VALUE` options.
 
@@ -240,7 +254,7 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
 @click.option(
     "--dedupe-id",
     metavar="ID",
-    help="Id of BODY. If the topic knows it (see zsq topic set --dedupe-window), nothing is stored.",
+    help="Id of BODY. If the topic knows it, nothing is stored. See docs/dedupe.md.",
 )
 @click.option(
     "--dedupe-key-from",
@@ -252,21 +266,20 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
 @with_broker
 def pub(
     topic: str, body: str | None, source: IO[bytes], from_json: bool, ends_in_null: bool, batch: int, delay: float,
-    key: str | None, tag: str | None, pairs: tuple[str, ...], channel: str | None, dedupe_id: str | None, id_from: str | None, as_json: bool, url: str, timeout: float,
+    key: str | None, tag: str | None, pairs: tuple[str, ...], channel: str | None,
+    dedupe_id: str | None, id_from: str | None, as_json: bool, url: str, timeout: float,
 ) -> None:  # fmt: skip
     """Publish BODY, or each line of a file or of standard input, to TOPIC. Returns when all
     messages are durable.
 
     With --json-lines each line has its own body, key, tag, headers and dedupe_id; missing ones come
-    from the options. Its topic, offset and times are ignored. A line with only_channel (see zsq tail
-    --addresses) is delivered by that channel only. With --delay the broker keeps the messages,
+    from the options. Its topic, offset and times are ignored. A line with only_channel (see zsq
+    tail --addresses) is delivered by that channel only. With --delay the broker keeps the messages,
     durably, until they are due; see `zsq delayed`.
     """
     from ....transport.client.blocking.client import Producer
-    from ....transport.client.core.dedupe_arguments import check_id
     from ....transport.client.core.publish_arguments import as_attributes, as_delay_ms
     from ....transport.names import check_name
-    from ....transport.wire.codec import CHANNEL_HEADER, DEDUPE_HEADER
 
     check_name(topic)
     as_delay_ms(delay)
@@ -282,14 +295,8 @@ def pub(
     if from_json and ends_in_null:
         raise click.UsageError("--json-lines cannot be combined with -0; give one of them")
     if dedupe_id is not None and (body is None or id_from is not None):
-        raise click.UsageError(
-            "--dedupe-id is for BODY; use --dedupe-key-from for several messages"
-        )
-    headers = (
-        given_headers(pairs)
-        | ({} if channel is None else {CHANNEL_HEADER: check_name(channel, "channel")})
-        | ({} if dedupe_id is None else {DEDUPE_HEADER: check_id(dedupe_id)})
-    )
+        raise click.UsageError("--dedupe-id is for BODY; --dedupe-key-from is for all messages")
+    headers = given_headers(pairs) | _own_headers(channel, dedupe_id)
     usual = PublishEntry(b"", _argument(key), _argument(tag), headers or None)
     as_attributes(usual.key, usual.tag, headers)
     stored = duplicates = 0

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from support.storage_harness import StorageHarness
 
-from zsq.actors.storage.dedupe import Dedupe, Left, sift
+from zsq.actors.storage.dedupe import Dedupe
+from zsq.actors.storage.sifting import Left, sift
 from zsq.transport.block.block import Block, pack
 from zsq.transport.block.block_format import HAS_IDS
 from zsq.transport.wire.codec import DEDUPE_HEADER, pack_headers

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from zsq.apps.dump.dump import dump
+from zsq.apps.dump.kinds import kind_of
+from zsq.storage.dedupe.id_check import check_ids
 from zsq.storage.dedupe.id_format import NO_OFFSET
 from zsq.storage.dedupe.id_index import IdIndex
 from zsq.storage.files import Files
@@ -198,3 +201,29 @@ def test_a_single_id_takes_less_than_100_bytes_of_disk(tmp_path: Path) -> None:
     size = sum(path.stat().st_size for path in (tmp_path / "ids").glob("00000001.*"))
     assert size / count < 100
     index.close()
+
+
+def test_the_check_tells_a_torn_end_from_damage(tmp_path: Path) -> None:
+    index = make(tmp_path)
+    for start in range(0, 8_000, 1_000):
+        names = range(start, start + 1_000)
+        index.add(digests(*names), names, 1, start + 1_000)
+    flush(index)
+    index.close()
+
+    def check() -> list[tuple[str, str, bool]]:
+        return [*check_ids(Files(), str(tmp_path), UUID)]
+
+    assert check() == []
+    first, second = ids_files(tmp_path)
+    second.write_bytes(second.read_bytes()[:-1])
+    data = bytearray(first.read_bytes())
+    data[100] ^= 1
+    first.write_bytes(data)
+    assert [(name, torn) for name, _, torn in check()] == [
+        ("ids/00000001.ids", False),
+        ("ids/00000002.ids", True),
+    ]
+    assert kind_of(first.read_bytes()[:100], first.name) == "ids"
+    rows = [*dump(str(second), "ids")]
+    assert [row["kind"] for row in rows[-2:]] == ["id", "damaged"]

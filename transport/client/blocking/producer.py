@@ -484,11 +484,11 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
         `key`, `tag`: one value for all messages. `keys`, `tags`: one value for each message, or
         None. `headers`: one mapping for all messages, or a sequence with one mapping for each.
         `dedupe_ids`: one id for each message, or None; the receipt's `results` say which messages
-        were stored. `delay`: the delay of all messages, see `publish`. With `wait=False` this returns when the
-        messages are queued (at most 16 MiB wait to be sent). Use the receipt or `flush` to wait for
-        them. If a message is over the limit of a broker that this producer has reached before,
-        `UsageError` is raised and nothing is sent. If the broker refuses a message later, only that
-        message fails. The error then says how many of the messages failed.
+        were stored. `delay`: the delay of all messages, see `publish`. With `wait=False` this
+        returns when the messages are queued (at most 16 MiB wait to be sent). Use the receipt or
+        `flush` to wait for them. If a message is over the limit of a broker that this producer has
+        reached before, `UsageError` is raised and nothing is sent. If the broker refuses a message
+        later, only that message fails. The error then says how many of the messages failed.
         """
         delay_ms = as_delay_ms(delay)
         if dedupe_ids is not None:
