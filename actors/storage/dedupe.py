@@ -22,7 +22,7 @@ from ...storage.directory.store import Store
 from ...transport.block.block import Block
 from ..runtime.pulses import DedupePulse
 from ..runtime.worker_thread import Jobs
-from .sifting import Repeats, Sifted, sift
+from .sifting import Left, Repeats, Sifted, sift
 
 log = logging.getLogger("zsq")
 
@@ -59,9 +59,12 @@ class Dedupe:
             return None
         since_ns = time.time_ns() - self._window_ns
         index = self._index
-        sifted = sift(blocks, lambda ids: index.known(ids, since_ns) if index is not None else {})
+        return sift(blocks, lambda ids: index.known(ids, since_ns) if index is not None else {})
+
+    def left(self, sifted: Sifted, first_offset: int) -> dict[int, Left]:
+        """Return what is left of the blocks, see `Sifted.left`, and count the duplicates."""
         self.duplicate_count += sum(len(rows) for _, rows in sifted.rest.values())
-        return sifted
+        return sifted.left(first_offset)
 
     def stored(self, sifted: Sifted, first_offset: int, end: int) -> None:
         """Note that what is left is in the log, from this offset on."""

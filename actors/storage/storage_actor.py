@@ -442,7 +442,7 @@ class StorageActor:
         if sifted is not None:
             self._dedupe.stored(sifted, first_offset, self._log.end)
             if sifted.rest:
-                self._listener.repeated(request, sifted.left(first_offset))
+                self._listener.repeated(request, self._dedupe.left(sifted, first_offset))
         pending = _Pending(
             request, first_offset, time_ns, self._log.end, placed(kept, first_offset)
         )
@@ -471,7 +471,7 @@ class StorageActor:
                 stored = partial(self._dedupe.delayed, kept)
             self._delayed.append(request, kept, delays_ms, self._log.end, stored)
             if sifted is not None and sifted.rest:
-                self._listener.repeated(request, sifted.left(NO_OFFSET))
+                self._listener.repeated(request, self._dedupe.left(sifted, NO_OFFSET))
         except DiskFull as error:
             self._shortage.refused(error, len(blocks), time.monotonic_ns())
             raise Refused(E_DISK_FULL, str(error)) from error

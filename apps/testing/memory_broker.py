@@ -99,8 +99,8 @@ class MemoryBroker(BrokerForTests):
     letters, reading by offset, and these calls of `Admin`: create, configure, delete, pause,
     unpause, empty and seek for channels; create, delete, close, open, pause and unpause for topics;
     `topics`, and the calls for delayed messages. Everything else raises `UsageError` with the code
-    E_UNSUPPORTED: `#ephemeral` names, parts, stages, statistics, peeks at channels, and changes of a
-    topic's settings. The retention of a topic is checked, but no message is ever removed.
+    E_UNSUPPORTED: `#ephemeral` names, parts, stages, statistics, peeks at channels, and changes of
+    the settings of topics. The retention of a topic is checked, but no message is ever removed.
     """
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ import json
 import shutil
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -129,7 +130,7 @@ def test_a_dead_letter_and_its_redrive_are_no_duplicates(
         assert message is not None
         message.requeue()
         wait_for(lambda: "t.c.dead" in [row["topic_name"] for row in admin.stats()["topics"]])
-        assert run_text("--url", own_broker.ipc, "redrive", "t.c.dead").returncode == 0
+        assert run_text("--url", own_broker.ipc, "redrive", "t.c.dead", "--all").returncode == 0
         again = consumer.receive(30)
         assert again is not None
         assert (again.body, again.offset) == (b"x", 1)
@@ -201,3 +202,17 @@ def test_the_other_doors(tmp_path: Path) -> None:
             found = pub("--dedupe-key-from", "body", lines="a\nb\na\n")
             assert (found["messages"], found["duplicates"]) == (stored, 3 - stored)
         assert len(bodies(broker)) == 7
+
+
+def test_of_many_that_publish_at_once_one_stores(broker: Broker) -> None:
+    def publish(number: int) -> list[bool]:
+        with zsq.Producer(broker.ipc, timeout=60) as producer:
+            return [
+                producer.publish("race", b"%d" % number, dedupe_id=f"{name}").duplicate
+                for name in range(50)
+            ]
+
+    with ThreadPoolExecutor(8) as threads:
+        outcomes = [*threads.map(publish, range(8))]
+    assert [sum(row) for row in zip(*outcomes, strict=True)] == [7] * 50
+    assert len(bodies(broker, "race")) == 50
