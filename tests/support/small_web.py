@@ -55,6 +55,8 @@ class SmallWeb:
         task = asyncio.create_task(self._talk(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # Also if it is cancelled before it begins.
+        task.add_done_callback(lambda _: writer.close())
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -68,8 +70,6 @@ class SmallWeb:
                 await writer.drain()
         except (OSError, EOFError):
             pass
-        finally:
-            writer.close()
 
     async def _question(self, reader: asyncio.StreamReader) -> Question:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()

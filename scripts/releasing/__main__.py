@@ -1,0 +1,5 @@
+"""Run the release by `python -m releasing`."""
+
+from .main import main
+
+main()
