@@ -24,7 +24,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     [
         ("http.md", 7),
         ("nsqd.md", 1),
-        ("dedupe.md", 3),
+        ("dedupe.md", 4),
         ("schedules.md", 4),
         ("spark.md", 9),
         ("testing.md", 9),

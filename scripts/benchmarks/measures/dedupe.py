@@ -1,4 +1,4 @@
-"""Benchmark of ids: publishes in blocks with ids beside the same without, and what many ids cost."""
+"""Benchmark of ids: publishes in blocks with ids beside the same without, and what ids cost."""
 
 from __future__ import annotations
 
