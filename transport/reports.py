@@ -274,14 +274,19 @@ class DelayedFacts(TypedDict):
     delayed_moved: int
 
 
+class DedupeFacts(TypedDict):
+    duplicate_count: int
+    dedupe_ids: int
+
+
 class StageFacts(TypedDict):
     stages: int
     staged_bytes: int
 
 
 class StorageFacts(
-    LogFacts, RetentionFacts, UpkeepFacts, ArchiveFacts, ShippingFacts, DelayedFacts, StageFacts
-):
+    LogFacts, RetentionFacts, UpkeepFacts, ArchiveFacts, ShippingFacts, DelayedFacts, DedupeFacts, StageFacts
+):  # fmt: skip
     """The fields of `stats` that the topic's storage reports."""
 
     transactions: int

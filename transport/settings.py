@@ -49,6 +49,8 @@ HOLD_S_MIN: Final = 900.0
 KEEP_BYTES: Final = 1024 * MIB
 MAX_BYTES_MIN: Final = 8 * MIB  # one block of the largest size always fits into an empty topic
 MAX_S_MIN: Final = 1
+DEDUPE_WINDOW_S: Final = 600.0
+DEDUPE_WINDOW_S_MAX: Final = 7 * 86_400
 POLICIES: Final = ("reject", "drop-oldest")
 ARCHIVE: Final = {
     "on": "copy full log files to the bucket",
@@ -488,6 +490,13 @@ class Retention(Record):
         ),
         line="archive", shows="time {}", label="Bucket: time kept", none_label="no bound", hint="such as 365d",
     )  # fmt: skip
+    dedupe_window_s: float = _row(
+        DEDUPE_WINDOW_S, Kind.SECONDS, "--dedupe-window TIME", allowed="a number of seconds from {low} to {high} (7 days)",
+        high=DEDUPE_WINDOW_S_MAX, help=(
+            "Time for which a message with the same dedupe_id is not stored again, 0 to 7d (10m); 0: ids have no effect."
+        ),
+        line="ids", shows="{}", label="Same id stored once for", hint="such as 10m, 7d at most; 0: never",
+    )  # fmt: skip
     own_process: str = _row(
         BY_BROKER, Kind.CHOICE, "--own-process", allowed=" or ".join(OWN_PROCESS), choices=OWN_PROCESS,
         help=(
@@ -532,6 +541,8 @@ class RetentionSettings(TypedDict, total=False):
     With a bucket and `archive` "on", `keep_*` limits what is on the disk, and `bucket_keep_*`
     limits the finished messages in the bucket (by default not at all).
 
+    `dedupe_window_s` is the time for which a message with the same `dedupe_id` is not stored again.
+
     `own_process` says whether the topic has processes of its own. "default" leaves it to the
     broker.
     """
@@ -545,6 +556,7 @@ class RetentionSettings(TypedDict, total=False):
     archive: Literal["on", "off"] | None
     bucket_keep_bytes: int | None
     bucket_keep_time_s: float | None
+    dedupe_window_s: float | None
     own_process: Literal["default", "always", "never"] | None
 
 

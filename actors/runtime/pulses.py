@@ -17,6 +17,7 @@ from ...transport.reports import (
     BlockerRow,
     ChannelFacts,
     ConsumerReport,
+    DedupeFacts,
     DelayedFacts,
     DeliveryFacts,
     Latency,
@@ -102,6 +103,10 @@ class DelayedPulse(DelayedFacts):
     delayed_full: str
 
 
+class DedupePulse(DedupeFacts):
+    dedupe_alarm: str
+
+
 class StagesPulse(StageFacts):
     stage_links: int
     pushes_dropped: int
@@ -115,7 +120,7 @@ class StagingPulse(StagesPulse):
     rates: Rates
 
 
-class StoragePulse(LogFacts, RetentionPulse, UpkeepPulse, DelayedPulse, StagingPulse):
+class StoragePulse(LogFacts, RetentionPulse, UpkeepPulse, DelayedPulse, DedupePulse, StagingPulse):
     """The storage's part of a topic's pulse.
 
     `gaps` are the spans of offsets that takeovers skipped. They never had a message. `waiting` is

@@ -22,6 +22,7 @@ _VIEW: Final = "statistics/statistics.py"
 _METRICS: Final = "gateways/http/api/metrics.py"
 _RETENTION: Final = "storage/retention.py"
 _DELAYED: Final = "storage/delayed.py"
+_DEDUPE: Final = "storage/dedupe.py"
 _ROW: Final = "statistics/channel_rows.py"
 _CORE: Final = "channel/core.py"
 _MEASURED: Final = "channel/measurements.py"
@@ -136,6 +137,10 @@ _TOPIC: Final = (
     _S("topic", "delayed_next_due_ns", "ns", _DELAYED, "when the first of them is due", view="delayed_next_due_ns"),
     _S("topic", "delayed_lost", "messages", _DELAYED, "delayed messages lost to damage on disk"),
     _S("topic", "delayed_moved", "messages", _DELAYED, "delayed messages that were due and came into the log"),
+    _S("topic", "duplicate_count", "messages", _DEDUPE, "messages not stored because their ids were known, since the topic started",
+       metric="zsq_topic_duplicates_total", title="duplicates", rare=6),
+    _S("topic", "dedupe_ids", "ids", _DEDUPE, "ids that the topic knows, within its window or a little older",
+       metric="zsq_topic_dedupe_ids"),
     _S("topic", "stages", "stages", "storage/stages.py", "stages of Spark writers that are open or sealed", metric="zsq_topic_stages",
        view="stages", title="stages", rare=5, top="stages"),
     _S("topic", "staged_bytes", "bytes", "storage/stages.py", "their size", metric="zsq_topic_staged_bytes", view="staged_bytes",

@@ -99,6 +99,7 @@ class _Put(NamedTuple):
     request: int
     end: int
     blocks: list[tuple[Block, int]]
+    stored: Callable[[int], None] | None = None  # called with the time when they are stored
 
 
 class DelayedMessages:
@@ -158,9 +159,17 @@ class DelayedMessages:
         }
 
     def append(
-        self, request: int, blocks: Sequence[Block], delays_ms: Sequence[int], end: int
+        self,
+        request: int,
+        blocks: Sequence[Block],
+        delays_ms: Sequence[int],
+        end: int,
+        stored: Callable[[int], None] | None = None,
     ) -> None:
         """Queue blocks with their delays until the log is synced up to `end`.
+
+        `stored` is called with the time of the commit. There may be no blocks, if all messages were
+        stored before. They are answered in their turn.
 
         Raises `DiskFull` if there is no space; then no block is accepted.
         """
@@ -172,7 +181,7 @@ class DelayedMessages:
         ]
         self._coming += sum(block.count for block in blocks)
         self._coming_bytes += size
-        self._puts.append(_Put(request, end, due))
+        self._puts.append(_Put(request, end, due, stored))
 
     def waiting_bytes(self) -> int:
         """Return the size of messages that wait to be due or to be stored."""
@@ -190,12 +199,26 @@ class DelayedMessages:
             ready = []
             while self._puts and self._puts[0].end <= synced_end:
                 ready.append(self._puts.popleft())
-            self._putting = True
             blocks = [pair for put in ready for pair in put.blocks]
             now = self._clock.wall_ns()
-            self.submit(partial(self._kept, ready), lambda: self._use().put(blocks, now))
+            if not blocks:
+                self._answer_puts(ready, now, [])
+                return
+            self._putting = True
+            self.submit(partial(self._kept, ready, now), lambda: self._use().put(blocks, now))
 
-    def _kept(self, puts: list[_Put], keys: Any) -> None:
+    def _answer_puts(self, puts: list[_Put], now_ns: int, keys: Any) -> None:
+        at = 0
+        for put in puts:
+            if put.stored is not None:
+                put.stored(now_ns)
+            stored = [tuple(key) for key in keys[at : at + len(put.blocks)]]
+            self._extension.when_confirmable(
+                partial(self._listener.delayed_stored, put.request, stored)
+            )
+            at += len(put.blocks)
+
+    def _kept(self, puts: list[_Put], now_ns: int, keys: Any) -> None:
         self._putting = False
         self._coming -= sum(block.count for put in puts for block, _ in put.blocks)
         self._coming_bytes -= sum(block.header.length for put in puts for block, _ in put.blocks)
@@ -209,13 +232,7 @@ class DelayedMessages:
             return
         self._check(keys)
         before = self.summary.next_due_ns
-        at = 0
-        for put in puts:
-            stored = [tuple(key) for key in keys[at : at + len(put.blocks)]]
-            self._extension.when_confirmable(
-                partial(self._listener.delayed_stored, put.request, stored)
-            )
-            at += len(put.blocks)
+        self._answer_puts(puts, now_ns, keys)
         self.look()
         if self.summary.next_due_ns and (not before or self.summary.next_due_ns < before):
             self._hint(self._next_scan_ns())

@@ -481,7 +481,8 @@ class Choice(NamedTuple):
         block, indexes = self
         is_addressed = bool(block.header.flags & ADDRESSED)
         if len(indexes) == block.count and not is_addressed:
-            return block
+            # A staged block has no flags.
+            return Block(block.header._replace(flags=0), block.payload, block.columns)
         keys, tags, headers = (
             None if column is None else [column.value(index) for index in indexes]
             for column in (block.key, block.tag, block.headers)

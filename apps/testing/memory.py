@@ -26,7 +26,8 @@ from ...transport.errors import ZsqError
 from ...transport.settings import SettingValue
 from ...transport.wire.answers import DelayedRow as ListedRow
 from ...transport.wire.lifetime import revoke_keys
-from ...transport.wire.protocol import Range
+from ...transport.wire.protocol import Range, Wire
+from .memory_ids import MemoryIds
 
 Send = Callable[[OutgoingDelivery], None]
 ROUNDS_MAX: Final = 100_000
@@ -187,7 +188,7 @@ class _MemoryProducer:
 
     def __init__(self) -> None:
         self.expected = 0
-        self.places: dict[int, tuple[int, int]] = {}  # sequence -> (offset, 0) or (due, serial)
+        self.answers: dict[int, Wire] = {}  # sequence -> answer
 
 
 class MemoryTopic:
@@ -196,6 +197,7 @@ class MemoryTopic:
     def __init__(self, name: str) -> None:
         self.name = name
         self.uuid = uuid.uuid4().hex
+        self.ids = MemoryIds()
         self.closed = ""
         self.channels: dict[str, MemoryChannel] = {}
         self.producers: dict[int, _MemoryProducer] = {}

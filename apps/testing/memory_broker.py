@@ -33,6 +33,7 @@ from ...actors.settings import channel_settings, closing, options
 from ...actors.settings.options import ServeOptions
 from ...actors.supervisor.commands.topic_settings import checked
 from ...storage.delayed.delayed_format import DelayedKey, parse_key
+from ...storage.retention import resolve
 from ...transport.block.block import Block
 from ...transport.errors import (
     E_BAD_ARGUMENT,
@@ -94,7 +95,7 @@ class MemoryBroker(BrokerForTests):
     `reader` and `admin`. It listens on a free port of 127.0.0.1, with no access control. It is
     started with `start` or on entering `with`, and everything is gone after `stop`.
 
-    It supports publishing (also with delays), channels with all of their settings, dead letters,
+    It supports publishing (also with delays and ids), channels with all of their settings, dead letters,
     reading by offset, and these calls of `Admin`: create, configure, delete, pause, unpause, empty,
     seek and skip for channels; create, delete, close, open, pause and unpause for topics; `topics`,
     `cancel`, `revoke`, and the calls for delayed messages. Everything else raises `UsageError` with
@@ -409,20 +410,29 @@ class MemoryBroker(BrokerForTests):
         if sequence == producer.expected:
             try:
                 self._check_publish(topic)
-            except Refused as error:
+                producer.answers[sequence] = self._store(topic, block, delay_ms)
+            except (Refused, UsageError) as error:
                 self._send(client, p.Unstored(sequence, sequence, error.code, error.text))
                 return
             producer.expected += 1
+        self._send(client, producer.answers[sequence])
+
+    def _store(self, topic: MemoryTopic, block: Block, delay_ms: int) -> p.Wire:
+        """Store a block, without the messages whose ids are known, and return the answer."""
+        sequence, left = block.header.sequence, None
+        sifted = topic.ids.sift(block, self._now_ns)
+        kept = [block] if sifted is None else sifted.blocks
+        first, key = -1, (-1, -1)
+        for rest in kept:
             if delay_ms:
-                due_ns = self._now_ns + delay_ms * NS_PER_MS
-                producer.places[sequence] = topic.delay(block, due_ns)
+                key = topic.delay(rest, self._now_ns + delay_ms * NS_PER_MS)
             else:
-                producer.places[sequence] = (topic.append(block, self._now_ns), 0)
-        place = producer.places[sequence]
-        if delay_ms:
-            self._send(client, p.Delayed(sequence, *place))
-        else:
-            self._send(client, p.Stored(((sequence, place[0]),)))
+                first = topic.append(rest, self._now_ns)
+        if sifted is not None:
+            left = topic.ids.stored(sifted, first, self._now_ns)
+        if left is not None:
+            return p.Duplicates(sequence, first, *key, left.repeats)
+        return p.Delayed(sequence, *key) if delay_ms else p.Stored(((sequence, first),))
 
     # Consumers
 
@@ -526,7 +536,10 @@ class MemoryBroker(BrokerForTests):
             _unsupported("parts")
         checked(request.topic, request.sync, request.retention, ServeOptions(data_dir=Path()))
         existed = request.topic in self._topics
-        self._topic(request.topic, create=True)
+        topic = self._topic(request.topic, create=True)
+        if not existed:
+            given = {name: value for name, value in request.retention.items() if value is not None}
+            topic.ids.window_s = resolve(given).dedupe_window_s
         return {"existed": existed}
 
     def _create_channel(self, request: r.CreateChannelRequest) -> dict[str, Any]:

@@ -6,6 +6,7 @@
     "m"                    version, uuid, next serial, numbers of rows, messages and bytes,
                            sum of all rows' checksums, number of lost messages
     "p" producer id        a producer's next sequence and the keys of its last delayed blocks
+    "u" time, serial       the digests of a block's ids (`storage/dedupe`), until they are too old
 
 Due time (ns since 1970) and serial are big-endian, 8 bytes each, so the rows are in the order of
 their due times. Each message has its own serial. A row has the serial of its first message, and
@@ -31,6 +32,7 @@ from ..rows import HEAD, unwrap, wrap
 VERSION: Final = 1
 ROW: Final = b"d"
 PRODUCER: Final = b"p"
+IDS: Final = b"u"
 
 _KEY: Final = struct.Struct(">cQQ")
 _U64: Final = struct.Struct(">Q")
@@ -89,6 +91,18 @@ def parse_row_key(key: bytes) -> DelayedKey:
         raise Damaged(f"a delayed row has the invalid key {key[:40]!r}")
     _, due_ns, serial = _KEY.unpack(key)
     return DelayedKey(due_ns, serial)
+
+
+def ids_key(time_ns: int, serial: int) -> bytes:
+    return _KEY.pack(IDS, time_ns, serial)
+
+
+def parse_ids_key(key: bytes) -> int:
+    """Return the time in the key of ids. Raises `Damaged`."""
+    if len(key) != _KEY.size:
+        raise Damaged(f"ids of delayed messages have the invalid key {key[:40]!r}")
+    time_ns: int = _KEY.unpack(key)[1]
+    return time_ns
 
 
 def producer_key(producer_id: int) -> bytes:

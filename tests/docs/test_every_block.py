@@ -171,6 +171,7 @@ WALKED: Final = (
     "tutorial.md",
     "http.md",
     "lifetimes.md",
+    "dedupe.md",
     "schedules.md",
     "spark.md",
     "spark-reference.md",

@@ -25,6 +25,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         ("http.md", 7),
         ("lifetimes.md", 5),
         ("nsqd.md", 1),
+        ("dedupe.md", 4),
         ("schedules.md", 4),
         ("testing.md", 9),
         ("tracing.md", 5),

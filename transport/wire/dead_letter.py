@@ -21,6 +21,7 @@ from ..block.block_format import ADDRESSED, HEADERS_BYTES_MAX
 from ..errors import E_BAD_ARGUMENT, E_BAD_BLOCK, UsageError
 from .codec import (
     CHANNEL_HEADER,
+    DEDUPE_HEADER,
     EXPIRES_HEADER,
     HEADERS_MAX,
     HeaderValue,
@@ -169,6 +170,7 @@ def _own(data: bytes | None) -> dict[str, HeaderValue]:
 
     A letter that dies again describes only its last death. It is no longer addressed to the channel
     of a redrive. It does not expire, and neither does a redriven message.
+    It has no id, because a redrive within the window would be a duplicate of it.
     """
     headers = unpack_headers(data)
     if not all(type(name) is str for name in headers):
@@ -176,7 +178,8 @@ def _own(data: bytes | None) -> dict[str, HeaderValue]:
     return {
         name: value
         for name, value in headers.items()
-        if not name.startswith(PREFIX) and name not in (CHANNEL_HEADER, EXPIRES_HEADER)
+        if not name.startswith(PREFIX)
+        and name not in (CHANNEL_HEADER, DEDUPE_HEADER, EXPIRES_HEADER)
     }
 
 
@@ -193,7 +196,7 @@ def redriven(headers: Mapping[str, HeaderValue], channel: str | None) -> dict[st
     The headers about its death get the prefix `zsq-redriven-`, without the traceback: a letter that
     dies again and again must not grow. If `channel` is given, only this channel gets the letter.
     """
-    without = (CHANNEL_HEADER, TRACEBACK)
+    without = (CHANNEL_HEADER, DEDUPE_HEADER, TRACEBACK)
     kept = {name: value for name, value in headers.items() if name not in without}
     # Other programs may have packed names that are not text.
     history = {name for name in kept if type(name) is str and name.startswith(PREFIX)}

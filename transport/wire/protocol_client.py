@@ -64,6 +64,7 @@ __all__ = [
     "Delayed",
     "Deliver",
     "Done",
+    "Duplicates",
     "Failed",
     "Fetch",
     "Fin",
@@ -360,6 +361,26 @@ class Stored(Wire):
 
     op: ClassVar[int] = 23
     blocks: tuple[tuple[int, int], ...]
+
+
+@record
+class Duplicates(Wire):
+    """Block `sequence` is as durable as the topic promises, but some of its messages were not
+    stored, because messages with the same ids are stored already. This answer takes the place of
+    Stored or Delayed.
+
+    `first_offset` is that of the first message that was stored, or `due_ns` and `serial` are those
+    of the first one that was delayed. They are -1 if there is none. `duplicates` are (index,
+    offset) of the messages that were not stored, ascending. The offset is that of the earlier
+    message, or -1 if that one was delayed, or if its offset is not known.
+    """
+
+    op: ClassVar[int] = 16
+    sequence: int
+    first_offset: int
+    due_ns: int
+    serial: int
+    duplicates: tuple[tuple[int, int], ...]
 
 
 @record

@@ -153,3 +153,10 @@ def test_names_that_are_no_text_stay_when_a_letter_is_sent_back() -> None:
     """Another client library may write such names in its own dead letters."""
     headers: Any = {b"bytes": 1, d.TOPIC: "t", d.REDRIVEN + "topic": "old", CHANNEL_HEADER: "old"}
     assert d.redriven(headers, None) == {b"bytes": 1, d.REDRIVEN + "topic": "t"}
+
+
+def test_a_dead_letter_and_a_redriven_message_have_no_id() -> None:
+    """A redrive within the window of the ids would be called a duplicate, and be lost."""
+    packed = d.pack_dead(pack_headers({"zsq-dedupe-id": "one", "a": 1}), {})
+    assert unpack_headers(packed) == {"a": 1}
+    assert d.redriven({"zsq-dedupe-id": "one", "a": 1}, None) == {"a": 1}

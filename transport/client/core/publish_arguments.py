@@ -131,7 +131,15 @@ def as_tag(value: Any) -> bytes | None:
     return tag
 
 
-def as_headers(headers: Mapping[str, HeaderValue] | None) -> bytes | None:
+class PackedHeaders(bytes):
+    """Headers that are packed and checked."""
+
+    __slots__ = ()
+
+
+def as_headers(headers: Mapping[str, HeaderValue] | PackedHeaders | None) -> bytes | None:
+    if type(headers) is PackedHeaders:
+        return headers
     if not headers:
         return None
     if not isinstance(headers, Mapping):
