@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from ...transport.block.block import LARGEST, Block, pack
-from ...transport.block.block_format import ADDRESSED
+from ...transport.block.block_format import ADDRESSED, STAGED
 from ...transport.client.blocking.client import Admin, Consumer, Reader
 from ...transport.client.blocking.stage_writer import StageCommitter, StageWriter
 from ...transport.client.core.message import Fetched, missing_in
@@ -481,8 +481,8 @@ class Choice(NamedTuple):
         block, indexes = self
         is_addressed = bool(block.header.flags & ADDRESSED)
         if len(indexes) == block.count and not is_addressed:
-            # A staged block has no flags.
-            return Block(block.header._replace(flags=0), block.payload, block.columns)
+            flags = block.header.flags & STAGED
+            return Block(block.header._replace(flags=flags), block.payload, block.columns)
         keys, tags, headers = (
             None if column is None else [column.value(index) for index in indexes]
             for column in (block.key, block.tag, block.headers)
