@@ -163,6 +163,19 @@ def _argument(text: str | None) -> bytes | None:
     return None if text is None else os.fsencode(text)
 
 
+def _check_source(body: str | None, from_json: bool, ends_in_null: bool) -> None:
+    """Raise `UsageError` if more than one option says where the messages are."""
+    given = click.get_current_context().get_parameter_source("source")
+    if body is not None and (
+        from_json or ends_in_null or given is not click.core.ParameterSource.DEFAULT
+    ):
+        raise click.UsageError(
+            "BODY cannot be combined with --file, --json-lines or -0; give one of them"
+        )
+    if from_json and ends_in_null:
+        raise click.UsageError("--json-lines cannot be combined with -0; give one of them")
+
+
 def _own_headers(channel: str | None, dedupe_id: str | None) -> dict[str, HeaderValue]:
     """Return the headers of a message for one channel, and of one with an id."""
     from ....transport.client.core.dedupe_arguments import check_id
@@ -294,17 +307,7 @@ def pub(
 
     check_name(topic)
     lifetime = lifetime_of(expires_in, as_delay_ms(delay), revoke_key)
-    context = click.get_current_context()
-    if body is not None and (
-        from_json
-        or ends_in_null
-        or context.get_parameter_source("source") is not click.core.ParameterSource.DEFAULT
-    ):
-        raise click.UsageError(
-            "BODY cannot be combined with --file, --json-lines or -0; give one of them"
-        )
-    if from_json and ends_in_null:
-        raise click.UsageError("--json-lines cannot be combined with -0; give one of them")
+    _check_source(body, from_json, ends_in_null)
     if dedupe_id is not None and (body is None or id_from is not None):
         raise click.UsageError("--dedupe-id is for BODY; --dedupe-key-from is for all messages")
     headers = given_headers(pairs) | _own_headers(channel, dedupe_id)
