@@ -17,9 +17,10 @@ from .protocol_client import Done, Wire
 __all__ = [
     "AppendEntry", "BackUpLog", "BackUpState", "BehindPause", "CancelDelayed", "ChannelConfigured", "ConfigureChannel", "CopyArchive",
     "CountDelayed", "DeadLettersGo", "Disconnect", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "EndLog", "FindOffset",
-    "FindPart", "Hold", "LeaveChannel", "ListChunks", "ListDelayed", "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory",
-    "Reload", "ReloadGateway", "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "Revoke", "RunSchedule", "Seek", "SetClosed",
-    "SetLookupds", "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip", "SkipMessages", "TakePart", "WaitForShipping", "WhereDeadLettersGo",
+    "FindPart", "Hold", "LeaveChannel", "ListChunks", "ListDelayed", "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek",
+    "Position", "ReadDirectory", "Reload", "ReloadGateway", "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "Revoke",
+    "RunSchedule", "Seek", "SetClosed", "SetLookupds", "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip", "SkipMessages",
+    "TakePart", "WaitForShipping", "WhereDeadLettersGo",
 ]
 # fmt: on
 
