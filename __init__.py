@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .transport.client.blocking.range_reader import RangeReader
     from .transport.client.blocking.stage_writer import StageCommitter, StageWriter
     from .transport.client.core.consumer_backoff import Backoff
+    from .transport.client.core.deferral import RetryAfter
     from .transport.client.core.message_batch import MessageBatch, MessageFailed
     from .transport.errors import (
         BrokerUnreachable,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         UsageError,
         ZsqError,
     )
+    from .transport.retries import Retries
 
 __version__ = "0.1.0"
 
@@ -57,6 +59,8 @@ __all__ = [
     "Reader",
     "Receipt",
     "Refused",
+    "Retries",
+    "RetryAfter",
     "StageCommitter",
     "StageWriter",
     "UsageError",
@@ -75,6 +79,8 @@ _CLIENT: Final = dict.fromkeys(
 # All other public names are exceptions of transport/errors.py.
 _HOMES: Final = _CLIENT | {
     "Backoff": ".transport.client.core.consumer_backoff",
+    "Retries": ".transport.retries",
+    "RetryAfter": ".transport.client.core.deferral",
     "MessageBatch": ".transport.client.core.message_batch",
     "MessageFailed": ".transport.client.core.message_batch",
     "DiskQueue": ".storage.nsq.disk_queue",

@@ -128,6 +128,7 @@ class ChannelCounters(TypedDict):
     delivery_bytes: int
     finish_count: int
     requeue_count: int
+    defer_count: int
     timeout_count: int
     dead_letter_count: int
     expired_count: int
@@ -135,6 +136,7 @@ class ChannelCounters(TypedDict):
     tag_skipped_count: int
     addressed_skipped_count: int
     skipped_count: int
+    cancelled_count: int
     dropped_count: int
     lost_count: int
 
@@ -150,6 +152,19 @@ class BlockerRow(TypedDict):
     error: str
 
 
+class TenantRow(TypedDict):
+    """A key, or a tag, of a fair channel, and how many of its messages were read and wait.
+
+    `limited` is why it gets none now: "rate" (`max_rate_per_key`), "in flight"
+    (`max_in_flight_per_key`), or "". `key` is the beginning of the key, as text. It is None for the
+    messages without a key.
+    """
+
+    key: str | None
+    waiting: int
+    limited: str
+
+
 class SupplyFacts(TypedDict):
     """A channel's position in its topic, and the numbers of its waiting messages."""
 
@@ -159,7 +174,11 @@ class SupplyFacts(TypedDict):
     dying_count: int
     next_offset: int
     parked_count: NotRequired[int]
-    """For an ordered channel, the number of messages that wait for others with the same key."""
+    """For an ordered channel, the number of messages that wait for others with the same key. For a
+    fair one or one with priorities, the number of messages that were read ahead.
+    """
+    tenant_count: int
+    """For a fair channel, the number of keys, or tags, of the messages that were read ahead."""
 
 
 class DeliveryFacts(ChannelCounters):
@@ -169,6 +188,7 @@ class DeliveryFacts(ChannelCounters):
     paused: bool
     client_count: int
     backing_off_count: int
+    limited_since: int | None
 
 
 class ChannelFacts(TypedDict):
@@ -194,6 +214,7 @@ class ChannelStats(SupplyFacts, DeliveryFacts, ChannelFacts, LeftOut):
     message_count: int
     clients: Sequence[ConsumerStats]
     blocked_by: Sequence[BlockerRow]
+    tenants: Sequence[TenantRow]
     e2e_processing_latency: Latency
     private_bytes: NotRequired[int]
 
@@ -253,14 +274,19 @@ class DelayedFacts(TypedDict):
     delayed_moved: int
 
 
+class DedupeFacts(TypedDict):
+    duplicate_count: int
+    dedupe_ids: int
+
+
 class StageFacts(TypedDict):
     stages: int
     staged_bytes: int
 
 
 class StorageFacts(
-    LogFacts, RetentionFacts, UpkeepFacts, ArchiveFacts, ShippingFacts, DelayedFacts, StageFacts
-):
+    LogFacts, RetentionFacts, UpkeepFacts, ArchiveFacts, ShippingFacts, DelayedFacts, DedupeFacts, StageFacts
+):  # fmt: skip
     """The fields of `stats` that the topic's storage reports."""
 
     transactions: int

@@ -3,7 +3,7 @@
 A new setting needs a row here, its type for callers (further down), and the code that obeys it. The
 rows produce the checks and their error texts, the options of `zsq channel`, `zsq sub`, `zsq topic`
 and `zsq serve`, the output of these commands, the console's forms, and the tables in
-docs/channels.md and docs/operations.md.
+docs/channels.md and docs/retention.md.
 
 This module is in `transport`, because clients use settings too. It imports only small modules,
 because `zsq --help` needs the rows. No I/O.
@@ -12,7 +12,7 @@ because `zsq --help` needs the rows. No I/O.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypedDict, TypeVar
 from .errors import E_BAD_ARGUMENT, UsageError
 from .names import check_name
 from .records import Record, record
+from .retries import ATTEMPTS_MAX, DELAY_S_MAX, JITTER_MAX, delays_of, retry_delay_s
 
 MIB: Final = 1024 * 1024
 NONE: Final = -1  # this value means no bound
@@ -33,13 +34,23 @@ TAGS_MAX: Final = 64  # the most tags of one channel
 TAG_BYTES_MAX: Final = 256
 PRIORITIES_MIN: Final = 2
 PRIORITIES_MAX: Final = 10
-ATTEMPTS_MAX: Final = 65_535  # NSQ's protocol has 16 bits for the number
-BACKOFF_S_MAX: Final = 3_600.0  # the longest delay of a requeue
+RATE_MIN: Final = 1 / 86_400  # one message a day
+RATE_MAX: Final = 1_000_000
+IN_ORDER: Final = "none"
+FAIR_BY: Final = {
+    IN_ORDER: "none: in the order of arrival",
+    "key": "keys",
+    "tag": "tags",
+}
+WEIGHTS_MAX: Final = 1_000  # the most weights of one channel
+WEIGHT_MAX: Final = 1_000
 # The default, and the least: a handler that touches its message has this long at least.
 HOLD_S_MIN: Final = 900.0
 KEEP_BYTES: Final = 1024 * MIB
 MAX_BYTES_MIN: Final = 8 * MIB  # one block of the largest size always fits into an empty topic
 MAX_S_MIN: Final = 1
+DEDUPE_WINDOW_S: Final = 600.0
+DEDUPE_WINDOW_S_MAX: Final = 7 * 86_400
 POLICIES: Final = ("reject", "drop-oldest")
 ARCHIVE: Final = {
     "on": "copy full log files to the bucket",
@@ -63,8 +74,9 @@ SYNC_MODES: Final = {
 _NUMBER: Final = "a number from {low} to {high}"
 _BOUND: Final = "a number from 0 to 2**62, or -1 for no bound"
 _AGE: Final = "a number of seconds above 0, or -1 for never"
-_DELAY: Final = "a number of seconds from 0 to {high:g}"
+_DELAY: Final = "a number of seconds from 0 to {high:.10g}"
 _TIME: Final = "a number of seconds, or -1 for no bound"
+_RATE: Final = f"a number of messages a second from 1/86400 to {RATE_MAX}, or 0 for no limit"
 _KEEP: Final = "{} retained after all channels have finished them{}; none: unlimited."
 
 
@@ -82,6 +94,7 @@ class Kind(StrEnum):
     COUNT = "count"
     SECONDS = "seconds"
     BYTES = "bytes"
+    RATE = "rate"
 
 
 _TYPES: Final = {
@@ -89,6 +102,7 @@ _TYPES: Final = {
     Kind.COUNT: (int,),
     Kind.BYTES: (int,),
     Kind.SECONDS: (int, float),
+    Kind.RATE: (int, float),
 }
 
 
@@ -206,18 +220,35 @@ class ChannelSettings(Record):
         label="Dead-letter topic", none_label="TOPIC.CHANNEL.dead", hint="empty: TOPIC.CHANNEL.dead",
     )  # fmt: skip
     backoff_s: float = _row(
-        1.0, Kind.SECONDS, "--backoff TIME", allowed=_DELAY, high=BACKOFF_S_MAX,
-        help="Delay before the second attempt. Each further attempt doubles it (1s).",
-        line="backoff", shows="{}", label="Backoff, first", hint="such as 1s",
+        1.0, Kind.SECONDS, "--backoff TIME", allowed=_DELAY, high=DELAY_S_MAX,
+        help="Delay before the second attempt (1s).", line="backoff", shows="{}", label="Backoff, first", hint="such as 1s",
     )  # fmt: skip
     backoff_max_s: float = _row(
-        120.0, Kind.SECONDS, "--backoff-max TIME", allowed=_DELAY, high=BACKOFF_S_MAX, help="Upper limit of the backoff delay (2m).",
-        line="backoff", shows="doubled up to {}", label="Backoff, at most", hint="such as 2m, an hour at most",
+        120.0, Kind.SECONDS, "--backoff-max TIME", allowed=_DELAY, high=DELAY_S_MAX, help="Upper limit of the backoff delay (2m).",
+        line="backoff", shows="up to {}", label="Backoff, at most", hint="such as 2m, at most 366 days",
+    )  # fmt: skip
+    backoff_curve: str = _row(
+        "exponential", Kind.TEXT, "--backoff-curve CURVE", allowed="a text like 'exponential' or '5s,1m,10m,1h'",
+        help="How the delay grows with each attempt: exponential (doubles), linear, constant, or the delays, such as "
+        "5s,1m,10m,1h.",
+        line="backoff", shows="{}", label="Backoff, curve", hint="exponential, linear, constant, or 5s,1m,10m,1h",
+    )  # fmt: skip
+    backoff_jitter: int = _row(
+        0, Kind.COUNT, "--backoff-jitter PERCENT", allowed="a percentage", high=JITTER_MAX, no_bound=0,
+        help="Shorten each delay by a random share of up to so many percent; none: not at all.",
+        line="backoff", shows="jitter {}%", shows_none="no jitter", label="Backoff, jitter in %", none_label="none",
+        hint="0 to 100; 0: none",
     )  # fmt: skip
     max_age_s: float = _row(
         NONE, Kind.SECONDS, "--max-age TIME", shared=True, allowed=_AGE, low=ABOVE_ZERO, no_bound=NONE,
         help="Skip messages older than this, such as 15m or 7d, and count them; none: never skip.",
         line="takes", shows="max age {}", label="Age at most", none_label="no limit", hint="older messages are skipped; none: never",
+    )  # fmt: skip
+    dead_letter_expired: bool = _row(
+        False, Kind.FLAG, "--dead-letter-expired", allowed="true or false",
+        help="Move messages that expire to the dead letters, with the reason expired.",
+        line="takes", shows="expired ones go to the dead letters", label="Expired to the dead letters", none_label="no",
+        hint="otherwise they are skipped and counted",
     )  # fmt: skip
     max_consumers: int = _row(
         0, Kind.COUNT, "--max-consumers N", allowed=_NUMBER, no_bound=0, help=(
@@ -231,6 +262,38 @@ class ChannelSettings(Record):
         help="Longest time that a consumer can hold a message by touching it, at least 15m (15m); none: unlimited.",
         line="holding", shows="at most {}", shows_none="as long as it is touched", label="Held at most", none_label="no limit",
         hint="at least 15m; none: as long as the consumer touches it",
+    )  # fmt: skip
+    max_rate: float = _row(
+        0.0, Kind.RATE, "--max-rate RATE", allowed=_RATE, low=RATE_MIN, high=RATE_MAX, no_bound=0,
+        help="Largest number of messages in a time to all consumers together, such as 100/s, 30/m or 5/h; none: unlimited.",
+        line="rate", shows="at most {}", shows_none="no limit", label="Rate at most", none_label="no limit",
+        hint="such as 100/s or 30/m; none: no limit",
+    )  # fmt: skip
+    max_rate_burst: int = _row(
+        0, Kind.COUNT, "--max-rate-burst N", allowed=_NUMBER, high=RATE_MAX, no_bound=0,
+        help="Number of messages that may go at once after a quiet time. Default: what --max-rate allows in 0.1 s, at least 1.",
+        line="rate", shows="burst {}", label="Rate, burst", none_label="0.1 s of the rate", hint="empty: 0.1 s of the rate, at least 1",
+    )  # fmt: skip
+    max_rate_per_key: float = _row(
+        0.0, Kind.RATE, "--max-rate-per-key RATE", allowed=_RATE, low=RATE_MIN, high=RATE_MAX, no_bound=0,
+        help="The same for each key, or each tag, as --fair-by says; none: unlimited.",
+        line="rate", shows="of each key {}", label="Rate of each key at most", none_label="no limit", hint="needs fairness; none: no limit",
+    )  # fmt: skip
+    fair_by: str = _row(
+        IN_ORDER, Kind.CHOICE, "--fair-by", allowed=" or ".join(FAIR_BY), choices=FAIR_BY,
+        help="Deliver the messages of different keys, or tags, in turn, so that many of one do not delay those of others.",
+        line="fairness", shows="{}", label="Fair between",
+    )  # fmt: skip
+    fair_weights: str = _row(
+        "", Kind.TEXT, "--fair-weights WEIGHTS", allowed="a text like 'gold=5,free=1'",
+        help="Messages of a key, or tag, in one round of --fair-by, such as gold=5,silver=2. The others have 1.",
+        line="fairness", shows="weights {}", label="Fair weights", none_label="1 each", hint="such as gold=5,silver=2; the others have 1",
+    )  # fmt: skip
+    max_in_flight_per_key: int = _row(
+        0, Kind.COUNT, "--max-in-flight-per-key N", allowed=_NUMBER, no_bound=0,
+        help="Largest number of messages of each key, or tag, as --fair-by says, that consumers have at a time; none: unlimited.",
+        line="fairness", shows="of each key at most {} at a time", label="In flight of each key at most", none_label="no limit",
+        hint="needs fairness; 0: no limit",
     )  # fmt: skip
     alarm_depth: int | None = _row(
         None, Kind.COUNT, "--alarm-depth N", allowed=_NUMBER, low=NONE, no_bound=NONE,
@@ -262,14 +325,45 @@ class ChannelSettings(Record):
             "a channel is ordered or has priorities, not both: an urgent message would overtake "
             "earlier ones of its key",
         )
+        delays_of(self.backoff_curve)
         if self.dead_letter_topic:
             check_name(self.dead_letter_topic)
+        weights = split_weights(self.fair_weights)
+        normal = ",".join(f"{name}={weight}" for name, weight in sorted(weights.items()))
+        object.__setattr__(self, "fair_weights", normal)
+        self._check_fairness()
 
-    def backoff_ns(self, attempts: int) -> int:
-        """Return how long the broker waits after this number of deliveries."""
+    def _check_fairness(self) -> None:
+        if self.is_fair:
+            check(
+                not (self.ordered or self.priorities),
+                "a channel that is ordered or has priorities cannot have fair_by: these decide "
+                "themselves which message is next. An ordered channel has one message of each key "
+                "in flight",
+            )
+            return
+        for name in ("max_rate_per_key", "max_in_flight_per_key", "fair_weights"):
+            check(
+                not getattr(self, name),
+                f"{name} needs fair_by (--fair-by), which says whether it is for keys or tags",
+            )
+
+    @property
+    def is_fair(self) -> bool:
+        """True if the channel delivers the messages of its keys or tags in turn."""
+        return self.fair_by != IN_ORDER
+
+    def backoff_ns(self, attempts: int, draw: Callable[[], float]) -> int:
+        """Return the delay after so many attempts. `draw` returns random numbers below 1."""
+        curve, jitter = self.backoff_curve, self.backoff_jitter
         return int(
-            min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempts - 1, 0), 60)) * 1e9
+            retry_delay_s(curve, self.backoff_s, self.backoff_max_s, jitter, attempts, draw) * 1e9
         )
+
+    @property
+    def backoff_longest_ns(self) -> int:
+        """Return the longest delay that `backoff_ns` may return."""
+        return int(max(delays_of(self.backoff_curve), default=self.backoff_max_s) * 1e9)
 
     def as_dict(self) -> dict[str, SettingValue]:
         return asdict(self)
@@ -289,9 +383,18 @@ class ChannelOptions(TypedDict, total=False):
     dead_letter_topic: str | None
     backoff_s: float | None
     backoff_max_s: float | None
+    backoff_curve: str | None
+    backoff_jitter: int | None
     max_age_s: float | None
+    dead_letter_expired: bool | None
     max_consumers: int | None
     max_hold_s: float | None
+    max_rate: float | None
+    max_rate_burst: int | None
+    max_rate_per_key: float | None
+    fair_by: Literal["none", "key", "tag"] | None
+    fair_weights: str | None
+    max_in_flight_per_key: int | None
     alarm_depth: int | None
     alarm_age_s: float | None
     alarm_dead_letters: int | None
@@ -387,6 +490,13 @@ class Retention(Record):
         ),
         line="archive", shows="time {}", label="Bucket: time kept", none_label="no bound", hint="such as 365d",
     )  # fmt: skip
+    dedupe_window_s: float = _row(
+        DEDUPE_WINDOW_S, Kind.SECONDS, "--dedupe-window TIME", allowed="a number of seconds from {low} to {high} (7 days)",
+        high=DEDUPE_WINDOW_S_MAX, help=(
+            "Time for which a message with the same dedupe_id is not stored again, 0 to 7d (10m); 0: ids have no effect."
+        ),
+        line="ids", shows="{}", label="Same id stored once for", hint="such as 10m, 7d at most; 0: never",
+    )  # fmt: skip
     own_process: str = _row(
         BY_BROKER, Kind.CHOICE, "--own-process", allowed=" or ".join(OWN_PROCESS), choices=OWN_PROCESS,
         help=(
@@ -431,6 +541,8 @@ class RetentionSettings(TypedDict, total=False):
     With a bucket and `archive` "on", `keep_*` limits what is on the disk, and `bucket_keep_*`
     limits the finished messages in the bucket (by default not at all).
 
+    `dedupe_window_s` is the time for which a message with the same `dedupe_id` is not stored again.
+
     `own_process` says whether the topic has processes of its own. "default" leaves it to the
     broker.
     """
@@ -444,6 +556,7 @@ class RetentionSettings(TypedDict, total=False):
     archive: Literal["on", "off"] | None
     bucket_keep_bytes: int | None
     bucket_keep_time_s: float | None
+    dedupe_window_s: float | None
     own_process: Literal["default", "always", "never"] | None
 
 
@@ -462,6 +575,26 @@ def split_tags(tags: str) -> tuple[str, ...]:
         size <= TAG_BYTES_MAX, f"a tag of {size} bytes is over the limit of {TAG_BYTES_MAX} bytes"
     )
     return names
+
+
+def split_weights(text: str) -> dict[str, int]:
+    """Return the weights in a setting like `gold=5,free=1`, by key or tag."""
+    weights: dict[str, int] = {}
+    for part in filter(str.strip, text.split(",")):
+        name, equals, digits = part.strip().rpartition("=")
+        name, digits = name.strip(), digits.strip()
+        good = bool(equals and name) and digits.isascii() and digits.isdecimal()
+        check(
+            good and len(digits) <= 9 and 1 <= int(digits) <= WEIGHT_MAX,
+            f"fair_weights must be like gold=5,free=1, with weights from 1 to {WEIGHT_MAX}, not "
+            f"{_short(part)}",
+        )
+        weights[name] = int(digits)
+    check(
+        len(weights) <= WEIGHTS_MAX,
+        f"fair_weights can have at most {WEIGHTS_MAX} names, not {len(weights)}",
+    )
+    return weights
 
 
 def check_type(name: str, value: object, *, whole: bool = True) -> None:

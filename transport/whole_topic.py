@@ -158,6 +158,10 @@ def _soonest(values: Iterable[int]) -> int:
     return min(filter(None, values), default=0)
 
 
+def _earliest(values: Iterable[int | None]) -> int | None:
+    return min((value for value in values if value is not None), default=None)
+
+
 def _rates(values: Iterable[Mapping[str, float]]) -> dict[str, float]:
     sums: dict[str, float] = {}
     for rates in values:
@@ -184,6 +188,7 @@ _SPECIAL: Final[dict[str, Callable[[Any], Any]]] = {
     "drain_s": _largest,
     "held_offset": min,
     "backing_off_count": max,
+    "limited_since": _earliest,
     "ship_lag_s": _largest,
     "delayed_next_due_ns": _soonest,
     "rates": _rates,

@@ -19,10 +19,11 @@ from ...transport.errors import (
     ZsqError,
 )
 from ...transport.names import is_ephemeral
-from ...transport.settings import ATTEMPTS_MAX, ChannelOptions
+from ...transport.settings import ChannelOptions
 from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire import protocol as p
 from ...transport.wire.admin_requests import END
+from ..primitives.boot_clock import boot_ns
 from ..primitives.ranges import ranges_of
 from ..runtime.actor import Actor
 from ..runtime.link_ends import LinkEnds
@@ -43,6 +44,7 @@ from .lease import Departure, Peer, Subscriber
 from .peeks import Peeks
 from .serving_policy import serving_policy_class
 from .skips import Skips
+from .supply import Supply
 
 DISCONNECTED: Final = "an operator has disconnected this consumer; subscribe again"
 
@@ -60,7 +62,6 @@ class ChannelActor(Actor[ChannelStart]):
         self.settings_own = opened.row.settings or ChannelOptions()
         self.last_consumer = LastConsumer(time.monotonic_ns()) if is_ephemeral(self.name) else None
         self.core = make_delivery(self.key, self.name, opened)
-        self.supply = self.core.supply
         known_ns = opened.row.clock_ns if self.supply.deferred.rows else None
         self.due_clock = DueClock(not_before_ns=known_ns or 0)
         self.feed = Feed(self.name)
@@ -83,6 +84,10 @@ class ChannelActor(Actor[ChannelStart]):
         self._hold_until_ns = 0
         self._corrupt_told = self._corrupt_limit = self._corrupt_until_ns = 0
         return {"front": self.given.front, "settings": self.settings_own}
+
+    @property
+    def supply(self) -> Supply:
+        return self.core.supply
 
     def may_drop_start(self) -> bool:
         return True
@@ -108,6 +113,7 @@ class ChannelActor(Actor[ChannelStart]):
         self.obey(p.EmptyChannel, self.empty)
         self.obey(p.Skip, self.skip)
         self.obey(p.SkipMessages, self.skip_messages)
+        self.obey(p.Revoke, self.revoke)
         self.obey(p.Seek, self.seek)
         self.obey(p.Peek, self.peek)
         self.obey(p.ConfigureChannel, self.configure)
@@ -167,6 +173,7 @@ class ChannelActor(Actor[ChannelStart]):
             consumer.timeout_ns // NS_PER_MS,
             consumer.heartbeat_ns // NS_PER_MS,
             self.core.settings.ordered,
+            options.FAIR_BUFFER_MS if self.core.settings.is_fair else 0,
         )
         if not port.send(mail.envelope, answer):
             self.core.unsubscribe(mail.envelope)
@@ -206,18 +213,23 @@ class ChannelActor(Actor[ChannelStart]):
 
     def req(self, port: Port, mail: Mail, message: p.Req) -> None:
         self._consumer(mail)
-        error = message.error[: p.ERROR_TEXT_MAX]
         if not self.supply.deferred.rows:
             self.due_clock.follow()
         delay_ns = (
-            self.core.settings.backoff_ns(ATTEMPTS_MAX)
+            self.core.settings.backoff_longest_ns
             if message.delay_ms == p.BACKOFF
             else message.delay_ms * NS_PER_MS
         )
-        self.due_clock.hold(min(max(0, delay_ns), p.REQUEUE_DELAY_MS_MAX * NS_PER_MS))
-        now_ns = self.due_clock.now_ns()
+        self.due_clock.hold(delay_ns)
         refused = self.core.req(
-            mail.envelope, message.token, message.ranges, message.delay_ms, now_ns, error
+            mail.envelope,
+            message.token,
+            message.ranges,
+            message.delay_ms,
+            self.due_clock.now_ns(),
+            message.error,
+            message.traceback,
+            defer=message.defer,
         )
         self._answer(mail, message.request, message.token, refused)
 
@@ -369,13 +381,16 @@ class ChannelActor(Actor[ChannelStart]):
         """Send deliveries. Return True if more messages wait than one turn may send."""
         if self.closed:  # consumers stay until their finishes are committed
             return False
-        now, wall = time.monotonic_ns(), time.time_ns()
+        now, wall, passed_ns = time.monotonic_ns(), time.time_ns(), boot_ns()
         for _ in range(options.DRAIN_MAX):
-            delivery = self.core.next_delivery(now, wall)
+            delivery = self.core.next_delivery(now, wall, passed_ns)
             if delivery is None:
                 return self.core.has_more()
             message = p.Deliver(
-                delivery.token, delivery.runs, delivery.timeout_ns // NS_PER_MS, delivery.alone
+                delivery.token,
+                delivery.runs,
+                delivery.timeout_ns // NS_PER_MS,
+                delivery.alone,
             )
             peer = delivery.peer
             if self.front.send(peer, message, [delivery.block]):
@@ -452,12 +467,19 @@ class ChannelActor(Actor[ChannelStart]):
     def process_due(self, port: Port, mail: Mail, message: p.Scan) -> None:
         now, due_ns = time.monotonic_ns(), self.due_clock.now_ns()
         dirty = self.core.scan(now, due_ns)
+        dirty = self._expire_held() or dirty
         if dirty:
             self.stir()
         for peer, count in self.core.recalls(now):
             self.front.send(peer, p.Recall(count))
         self._hinted_ns = self.core.next_due(now, due_ns)
         port.send(mail.envelope, p.Scanned(message.request, dirty, self._hinted_ns))
+
+    def _expire_held(self) -> bool:
+        told = self.core.expire_held(time.time_ns())
+        for peer, ranges in told:
+            self.front.send(peer, p.Cancelled(tuple(ranges), (), 0))
+        return bool(told)
 
     def _ask_for_skips(self) -> None:
         """Ask the storage which of the messages to skip are deferred."""
@@ -480,6 +502,9 @@ class ChannelActor(Actor[ChannelStart]):
         usual = super()._wait_ms()
         if self.core.holds:
             usual = min(usual, options.HOLD_MS)
+        passed_ns = boot_ns()
+        if not self.stopping and (due_ns := self.core.limit_due_ns(passed_ns)):
+            usual = min(usual, -((passed_ns - due_ns) // NS_PER_MS))
         return min(usual, self.commits.wait_ms(time.monotonic_ns()))
 
     def _row(self, next_offset: int) -> ChannelRow:
@@ -496,6 +521,10 @@ class ChannelActor(Actor[ChannelStart]):
             self.core.stored_begin(next_offset),
             tuple(self.supply.emptied),
             self.due_clock.now_ns() if self.supply.deferred.rows else None,
+            self.core.limit.full_ns(boot_ns(), time.time_ns())
+            if self.core.limit is not None
+            else None,
+            tuple(self.supply.choice.endings.revoked.items()),
         )
 
     def _save(self) -> None:
@@ -656,9 +685,19 @@ class ChannelActor(Actor[ChannelStart]):
         if order.preview:
             self.answer_order(answer)
             return
-        if ranges and self.core.skip_messages(ranges, rows):
+        moved, told = self.core.skip_messages(ranges, rows) if ranges else (False, [])
+        for peer, cancelled in told:
+            self.front.send(peer, p.Cancelled(tuple(cancelled), (), 0))
+        if moved:
             self.feed.moved()
         self.commits.answer(answer)
+
+    def revoke(self, message: p.Revoke) -> None:
+        self.core.revoke(message.keys, message.end)
+        for peer, consumer in self.core.consumers.items():
+            if consumer.reports and consumer.in_flight:
+                self.front.send(peer, p.Cancelled((), message.keys, message.end))
+        self.commits.answer(p.Done(message.request, {}))
 
     def configure(self, message: p.ConfigureChannel) -> None:
         changed_settings = channel_settings.changed(

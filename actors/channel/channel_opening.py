@@ -12,6 +12,7 @@ from ...transport.errors import ZsqError
 from ...transport.names import is_ephemeral
 from ...transport.settings import NewChannelSettings
 from ...transport.wire import protocol as p
+from ..primitives.boot_clock import boot_ns
 from ..primitives.ranges import Span
 from ..runtime.actor import StartFailed
 from ..runtime.port import Mail, Port
@@ -19,6 +20,7 @@ from ..settings import channel_settings, options
 from .core import ChannelCore
 from .deferred import Deferred
 from .lease import Hole
+from .rate_limit import restored
 
 _WAIT_MS = 10_000
 
@@ -92,10 +94,13 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
         channel,
         random.random,
     )
+    if row.limit_full_ns is not None:
+        core.limit = restored(settings, row.limit_full_ns, boot_ns(), time.time_ns())
     # An import from nsqd does not store `begin`.
     begin = row.next_offset if row.begin is None else row.begin
     # Rates are measured from here on.
     core.measurements.sample((), time.monotonic_ns(), time.time_ns())
     core.go_on(opened.gaps, begin, row.emptied or ())
+    core.supply.choice.endings.go_on_with(row.revoked or ())
     core.supply.drop_below(opened.start)
     return core

@@ -30,12 +30,15 @@ from ...transport.errors import (
 )
 from ...transport.reports import ChannelCounters
 from ...transport.settings import NONE, ChannelSettings
-from ...transport.units import NS_PER_MS
+from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire.protocol import (
     BACKOFF,
     DEAD,
+    DELAY_MS_MAX,
+    ERROR_TEXT_MAX,
     EXPIRED,
-    REQUEUE_DELAY_MS_MAX,
+    READY_MAX,
+    TRACEBACK_TEXT_MAX,
     UNBEGUN,
     Range,
     Run,
@@ -47,6 +50,10 @@ from ..runtime.pulses import ChannelDetails, DeliveryPulse
 from ..settings import options
 from ..statistics.schema import COUNTERS
 from .deferred import Deferred, Row
+from .endings import HeldExpiries
+from .failures import NOT_FAILED, Cause
+from .fair import FairSupply
+from .filters import EXPIRED as EXPIRED_REASON
 from .filters import ChannelFilter
 from .lease import (
     Changes,
@@ -61,6 +68,7 @@ from .lease import (
 from .measurements import Measurements
 from .ordered import OrderedSupply
 from .priorities import PrioritySupply
+from .rate_limit import limit_of
 from .supply import Picked, Supply, used
 from .turns import Turns, has_room
 
@@ -70,7 +78,6 @@ LOST: Final = "its consumer was lost or left"
 TIMED_OUT: Final = "its consumer did not answer within the message timeout"
 REQUEUED: Final = "its consumer requeued it"
 REJECTED: Final = "its consumer rejected it"
-RETURNED: Final = "its consumer gave it back"
 
 
 def half() -> float:
@@ -81,7 +88,9 @@ def half() -> float:
 def _kind(settings: ChannelSettings) -> type[Supply]:
     if settings.ordered:
         return OrderedSupply
-    return PrioritySupply if settings.priorities else Supply
+    if settings.priorities:
+        return PrioritySupply
+    return FairSupply if settings.is_fair else Supply
 
 
 class ChannelCore:
@@ -107,6 +116,7 @@ class ChannelCore:
         """
         self.consumers: dict[Peer, Subscriber] = {}
         self._sessions: dict[int, Peer] = {}  # by the numbers of their sessions
+        self._random = random
         choice = ChannelFilter(channel, self.settings, random)
         self.supply: Supply = _kind(self.settings)(
             next_offset, holes, deferred or Deferred(), self.counters, self.settings, choice
@@ -121,7 +131,10 @@ class ChannelCore:
         self._lease_rows = 0
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
         self._sifter: Subscriber | None = None  # the consumer that gets the suspects
+        self._expiries = HeldExpiries(choice.endings)
         self._held = 0  # messages that consumers hold and that no handler has begun
+        self.limit = limit_of(self.settings)
+        self._limited_ns = 0  # since when the limit withholds messages (wall clock), or 0
         self._recall_ns = 0  # when idle consumers are looked for next, or 0
         self._ending = False
         self.holds = False  # it gives out no message for a moment, because it is to move
@@ -129,7 +142,13 @@ class ChannelCore:
     def configure(self, settings: ChannelSettings) -> None:
         """Apply these settings from now on. Settings listed in `FIXED` stay as they were."""
         self.settings = settings
-        self.supply.configure(settings)
+        if _kind(settings) is type(self.supply):
+            self.supply.configure(settings)
+        else:
+            self.supply = self.supply.successor(_kind(settings), settings)
+        self.limit = limit_of(settings, self.limit)
+        if self.limit is None:
+            self._limited_ns = 0
 
     # Consumers
 
@@ -180,16 +199,18 @@ class ChannelCore:
         self._backing_off -= consumer.probe_ns > 0
         if not self.consumers:
             self._beats_end_ns = 0
-        lost = how is Departure.LOST
+        lost, cause = how is Departure.LOST, Cause(LOST, consumer.label)
         for token in list(consumer.tokens):
             lease = self._end_lease(token)
             if lease.apart and lost:
                 self.supply.apart.left(lease.runs)
+            if how is Departure.LEFT and self.limit is not None:
+                self.limit.give_back(total(lease.held))
             runs = used(lease.runs) if how is Departure.SENT_AWAY else sorted(lease.used())
             if lost and self.settings.max_attempts:
-                self.supply.suspect(runs, LOST)
+                self.supply.suspect(runs, cause)
             else:
-                self.supply.back(runs, LOST)
+                self.supply.back(runs, cause)
             self.supply.dirty = True
         self._turns.leave(consumer)
         if self._sifter is consumer:
@@ -218,17 +239,26 @@ class ChannelCore:
 
     # Deliveries
 
-    def next_delivery(self, now_ns: int, wall_ns: int) -> OutgoingDelivery | None:
-        """Return the next delivery, or None when no consumer has room or no message waits."""
+    def next_delivery(
+        self, now_ns: int, wall_ns: int, boot_ns: int | None = None
+    ) -> OutgoingDelivery | None:
+        """Return the next delivery, or None when no consumer has room or no message waits.
+
+        `boot_ns` is the clock of the rates, see `rate_limit.py`. By default it is `now_ns`.
+        """
         if self.supply.moving or self._ending or self.holds:
             return None
+        boot_ns = self.supply.boot_ns = now_ns if boot_ns is None else boot_ns
         if self.is_wanted():
             self.supply.look_ahead(self._lease_rows, wall_ns)
-        if (delivery := self._next_apart(now_ns, wall_ns)) is not None:
+        most = self._most(boot_ns, wall_ns)
+        if not most:
+            return None
+        if (delivery := self._next_apart(now_ns, wall_ns, most)) is not None:
             return delivery
         share = self._share(wall_ns)
         while not self.paused and (consumer := self._turns.first(share)) is not None:
-            room = consumer.ready - consumer.in_flight
+            room = min(most, consumer.ready - consumer.in_flight)
             if consumer.in_flight < share:
                 room = min(room, share - consumer.in_flight)
             picked = self.supply.pick(consumer, room, self._lease_rows, wall_ns)
@@ -242,7 +272,33 @@ class ChannelCore:
                 return self._lease(consumer, picked, block, now_ns)
         return None
 
-    def _next_apart(self, now_ns: int, wall_ns: int) -> OutgoingDelivery | None:
+    def _most(self, boot_ns: int, wall_ns: int) -> int:
+        """Return how many messages the channel's rate allows now."""
+        if self.limit is None:
+            return READY_MAX
+        room = self.limit.room(boot_ns, self._held)
+        if not self.is_wanted():
+            self._limited_ns = 0
+        elif self.supply.has_ready() or self.supply.next_offset < self.supply.head:
+            if not room and self._turns.first() is not None:
+                self._limited_ns = self._limited_ns or wall_ns
+        else:
+            self._limited_ns = 0
+        return room
+
+    def limit_due_ns(self, boot_ns: int) -> int:
+        """Return when the channel's rate allows the next message that waits, by the clock of boot
+        time, or 0 if it does not limit the channel now.
+
+        It is 0, too, if messages may go when a consumer has begun those that it holds.
+        """
+        if self.limit is not None and self.limit.tokens(boot_ns) <= 0:
+            return self.limit.due_ns(boot_ns) if self._limited_ns else 0
+        due_ns = self.supply.limit_due_ns()
+        # What was due has been tried already: it waits for a consumer, or for a block.
+        return due_ns if due_ns > boot_ns and self.is_wanted() else 0
+
+    def _next_apart(self, now_ns: int, wall_ns: int, most: int) -> OutgoingDelivery | None:
         """Return the next suspects, if the consumer that sifts them holds nothing."""
         sifter = self._sifter
         if sifter is not None and sifter.ready == 0:
@@ -256,7 +312,7 @@ class ChannelCore:
             sifter = self._sift(min(takers, key=lambda taker: taker.in_flight, default=None))
         if sifter is None or sifter.in_flight:
             return None
-        picked = self.supply.pick_apart(sifter, sifter.ready, wall_ns)
+        picked = self.supply.pick_apart(sifter, min(most, sifter.ready), wall_ns)
         block = self._joined(picked) if picked is not None else None
         if picked is None or block is None:
             return None
@@ -312,6 +368,8 @@ class ChannelCore:
         self._token += 1
         runs, parts = picked.runs, picked.parts
         count = total(runs)
+        if self.limit is not None:
+            self.limit.take(count)
         size = sum(part.length * (stop - start) // part.count for part, start, stop in parts)
         consumer.bytes_out += size
         # The runs are sorted, because answers are matched in ascending order.
@@ -320,6 +378,7 @@ class ChannelCore:
         self._lease_rows += len(runs)
         if consumer.reports:
             self._held += count
+            self._expiries.add(self._token, parts)
         else:
             lease.begin((), now_ns)
             self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
@@ -447,40 +506,50 @@ class ChannelCore:
         delay_ms: int,
         wall_ns: int,
         error: str = "",
+        traceback: str = "",
+        *,
+        defer: bool = False,
     ) -> Sequence[Range]:
         """Requeue these messages, at once or after a delay, and return the refused ranges.
 
-        The delay is limited to one hour. BACKOFF uses the channel's backoff. DEAD rejects the
-        messages. EXPIRED requeues them at once, as if the scan had ended their lease. UNBEGUN
-        returns messages that no handler has begun, which uses no attempt.
+        BACKOFF uses the channel's backoff. DEAD rejects the messages. EXPIRED requeues them at
+        once, as if the scan had ended their lease. UNBEGUN returns messages that no handler has
+        begun, which uses no attempt. Neither does `defer`, for a message that a handler puts off.
         """
         taken, refused = self._answered(peer, token, ranges)
+        delay_ns = min(max(0, delay_ms), DELAY_MS_MAX) * NS_PER_MS
+        consumer = self.consumers.get(peer)
+        label = "" if consumer is None else consumer.label
+        if defer:
+            self.counters["defer_count"] += total(taken)
+            for run in used(taken):
+                self._again(run, delay_ns, wall_ns, NOT_FAILED)
+            return refused
         if delay_ms == UNBEGUN:
-            self.supply.back(used(taken), RETURNED)
+            if self.limit is not None:
+                self.limit.give_back(total(taken))
+            self.supply.back(used(taken), NOT_FAILED)
             return refused
         if delay_ms == EXPIRED:
-            self._note_timeouts(self.consumers.get(peer), taken)
-            self.supply.back(taken, TIMED_OUT)
+            self._note_timeouts(consumer, taken)
+            self.supply.back(taken, Cause(TIMED_OUT, label))
             return refused
+        error, traceback = error[:ERROR_TEXT_MAX], traceback[-TRACEBACK_TEXT_MAX:]
         if delay_ms == DEAD:
-            self.supply.reject(taken, error or REJECTED)
+            self.supply.reject(taken, Cause(error or REJECTED, label, traceback))
             return refused
         count = total(taken)
         self.counters["requeue_count"] += count
-        if peer in self.consumers:
-            self.consumers[peer].requeue_count += count
-        cause = error or REQUEUED
-        if delay_ms == BACKOFF:
-            for run in taken:
-                self._again(run, self.settings.backoff_ns(run[2]), wall_ns, cause)
-            return refused
+        if consumer is not None:
+            consumer.requeue_count += count
+        cause = Cause(error or REQUEUED, label, traceback)
         for run in taken:
-            self._again(
-                run, min(max(0, delay_ms), REQUEUE_DELAY_MS_MAX) * NS_PER_MS, wall_ns, cause
-            )
+            if delay_ms == BACKOFF:
+                delay_ns = self.settings.backoff_ns(run[2], self._random)
+            self._again(run, delay_ns, wall_ns, cause)
         return refused
 
-    def _again(self, run: Run, delay_ns: int, wall_ns: int, cause: str) -> None:
+    def _again(self, run: Run, delay_ns: int, wall_ns: int, cause: Cause) -> None:
         if delay_ns > 0:
             self.supply.later((run,), wall_ns + delay_ns, cause)
         else:
@@ -538,7 +607,7 @@ class ChannelCore:
         over = lease.expire(now_ns)
         lease.consumer.in_flight -= total(over)
         self._note_timeouts(lease.consumer, over)
-        self.supply.back(over, TIMED_OUT)
+        self.supply.back(over, Cause(TIMED_OUT, lease.consumer.label))
         self._shrunk(token, lease, rows)
 
     def recalls(self, now_ns: int) -> list[tuple[Peer, int]]:
@@ -551,7 +620,11 @@ class ChannelCore:
         if not self._recall_ns or now_ns < self._recall_ns:
             return []
         self._recall_ns = 0
-        if not self._held or self.paused or self.supply.has_ready() or len(self.consumers) < 2:
+        if not self._held or self.paused or len(self.consumers) < 2:
+            return []
+        if self.supply.has_ready() and (
+            self.limit is None or self.limit.room(self.supply.boot_ns, self._held)
+        ):
             return []
         room = sum(
             one.ready for one in self.consumers.values() if has_room(one) and not one.in_flight
@@ -570,6 +643,26 @@ class ChannelCore:
                 room -= count
                 counts.append((consumer.peer, count))
         return counts
+
+    def expire_held(self, wall_ns: int) -> list[tuple[Peer, list[Range]]]:
+        """Give up the messages that have expired with consumers, and that no handler has begun.
+
+        Return what to tell the consumers. They may have received a message long ago, or not yet.
+        """
+        told: list[tuple[Peer, list[Range]]] = []
+        for token, ranges in self._expiries.due(wall_ns).items():
+            lease = self._leases.get(token)
+            held, _, _ = take(lease.held, sorted(ranges)) if lease is not None else ((), (), ())
+            if lease is None or not held:
+                continue
+            peer = lease.consumer.peer
+            taken, _ = self._answered(peer, token, [run[:2] for run in held])
+            if self.limit is not None:
+                self.limit.give_back(total(taken))
+            for run in used(taken):
+                self.supply.give_up(run, EXPIRED_REASON)
+            told.append((peer, [run[:2] for run in taken]))
+        return told
 
     def held_by_consumer(self) -> list[tuple[Peer, int]]:
         """Return which consumers hold messages that no handler has begun, and how many."""
@@ -601,9 +694,9 @@ class ChannelCore:
         lease = self._deadlines.next_due()
         if lease is not None:
             times.append(lease)
-        due = self.supply.next_due(wall_ns, self._lease_rows)
-        if due:
-            times.append(now_ns + due - wall_ns)
+        for due in (self.supply.next_due(wall_ns, self._lease_rows), self._expiries.next_ns):
+            if due:
+                times.append(now_ns + due - wall_ns)
         return max(1, min(times)) if times else 0
 
     def may_ask(self) -> bool:
@@ -617,6 +710,7 @@ class ChannelCore:
 
         One commit is made at a time. Redeliveries wait for it.
         """
+        self._forget_revoked()
         out = [run for lease in self._leases.values() for run in self._used(lease)]
         return self.supply.changes(out)
 
@@ -678,20 +772,43 @@ class ChannelCore:
             for offset in range(first, first + count)
         )
 
-    def skip_messages(self, ranges: Sequence[Range], deferred: Sequence[Row]) -> bool:
+    def skip_messages(
+        self, ranges: Sequence[Range], deferred: Sequence[Row]
+    ) -> tuple[bool, list[tuple[Peer, list[Range]]]]:
         """Finish these unfinished messages for this channel, because a user has skipped them.
 
         Consumers that hold them cannot answer them any more. Return True if the feed must now read
-        from another offset.
+        from another offset, and what to tell the consumers that held some of the messages.
         """
         moved = self.supply.skip_messages(ranges, deferred)
+        told: list[tuple[Peer, list[Range]]] = []
         for token, lease in list(self._leases.items()):
-            runs = lease.runs
+            runs, consumer = lease.runs, lease.consumer
             if near := touching(ranges, runs[0][0], sum(runs[-1][:2])):
-                self._answered(lease.consumer.peer, token, near)
+                taken, _ = self._answered(consumer.peer, token, near)
+                if taken and consumer.reports:
+                    told.append((consumer.peer, [run[:2] for run in taken]))
         self.counters["skipped_count"] += sum(count for _, count in ranges)
         self.supply.dirty = True
-        return moved
+        return moved, told
+
+    def revoke(self, keys: Sequence[str], end: int) -> None:
+        """Never deliver the messages with these keys below `end` again.
+
+        Those that consumers hold stay theirs. Raises `Refused` (E_LIMIT) for too many keys.
+        """
+        self.supply.choice.endings.revoke(keys, end)
+        self.supply.dirty = True
+
+    def _forget_revoked(self) -> None:
+        """Forget revocations that end no message any more.
+
+        The state store does not say which deferred messages it has, so with some nothing is
+        forgotten.
+        """
+        endings = self.supply.choice.endings
+        if endings.revoked and not self.supply.deferred.rows:
+            endings.forget_below(self.first())
 
     def go_on(
         self, gaps: Iterable[Iterable[int]], begin: int, emptied: Iterable[Iterable[int]]
@@ -742,10 +859,11 @@ class ChannelCore:
             "paused": self.paused,
             "client_count": len(self.consumers),
             "backing_off_count": self._backing_off,
+            "limited_since": self._limited_ns // NS_PER_S or None,
             **cast("ChannelCounters", self.counters),
         }
 
     def details(self, now_ns: int, wall_ns: int) -> ChannelDetails:
         """Return the reports on consumers and the latencies."""
         details = self.measurements.details(self.consumers.values(), now_ns, wall_ns)
-        return {**details, "blocked_by": self.supply.blockers()}
+        return {**details, "blocked_by": self.supply.blockers(), "tenants": self.supply.tenants()}

@@ -183,8 +183,12 @@ def letters(
         first, _, attempts = death.run
         about: dict[str, HeaderValue] = {
             dead_letter.TOPIC: topic, dead_letter.UUID: uuid, dead_letter.CHANNEL: channel, dead_letter.ATTEMPTS_MADE: attempts,
-            dead_letter.REASON: death.reason, dead_letter.ERROR: death.error, dead_letter.TIME: wall_ns,
+            dead_letter.REASON: death.reason, dead_letter.ERROR: death.cause.error, dead_letter.TIME: wall_ns,
         }  # fmt: skip
+        if death.cause.consumer:
+            about[dead_letter.CONSUMER] = death.cause.consumer
+        if death.cause.traceback:
+            about[dead_letter.TRACEBACK] = death.cause.traceback
         columns = block.key, block.tag, block.headers
         for index in range(start, stop):
             about[dead_letter.OFFSET] = first + index - start

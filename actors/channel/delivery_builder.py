@@ -66,14 +66,20 @@ class DeliveryBuilder:
         self._size = size
         return count
 
-    def add(self, block: Block, start: int, stop: int) -> None:
+    @property
+    def room(self) -> int:
+        """The number of messages that still fit, if nothing is sent as a whole run."""
+        return self._room - self._count
+
+    def add(self, block: Block, start: int, stop: int, number: int = 1) -> None:
+        """Add messages. `number` is the number of their delivery."""
         self._count += stop - start
         offset, count = block.first_offset + start, stop - start
-        if offset == self._following:
+        if offset == self._following and self._runs[-1][2] == number:
             first, before, _ = self._runs.pop()
-            self._runs.append((first, before + count, 1))
+            self._runs.append((first, before + count, number))
         else:
-            self._runs.append((offset, count, 1))
+            self._runs.append((offset, count, number))
         self._following = offset + count
         if self._parts and self._parts[-1][2] == start and self._parts[-1][0] is block:
             start = self._parts.pop()[1]

@@ -14,14 +14,21 @@ A wall clock that was set back is noticed, because the channel's row has the tim
 each commit with deferred messages. The clock of the next process goes on from there. So after a
 restart, no message waits longer than its delay, and no due time is ever further ahead of this clock
 than the longest delay.
+
+A delay above an hour means a date rather than a duration. So the clock ignores a wall clock that is
+set forward for an hour at most.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
 
+from ...transport.units import NS_PER_S
 from ..primitives.boot_clock import boot_ns
+
+HOLD_NS_MAX: Final = 3_600 * NS_PER_S
 
 
 class DueClock:
@@ -42,7 +49,8 @@ class DueClock:
 
     def hold(self, delay_ns: int) -> None:
         """Note that a message is deferred for this time, during which the wall clock may be set."""
-        self._held_until_ns = max(self._held_until_ns, self.now_ns() + delay_ns)
+        held_until_ns = self.now_ns() + min(max(0, delay_ns), HOLD_NS_MAX)
+        self._held_until_ns = max(self._held_until_ns, held_until_ns)
 
     def now_ns(self) -> int:
         now_ns = self._passed_ns() + self._ahead_ns

@@ -10,7 +10,8 @@ states:
 
 Until it is stored, the run is a hole, as other unfinished messages are (`supply.py`). So a crash
 may cause a second dead letter, but never a loss. After a restart, the attempts in its row show that
-it was dying: they have reached the maximum, or include REJECTED. The kind of reason survives a
+it was dying: they have reached the maximum, or include REJECTED. A message that has expired is
+looked at again, and has still expired. The kind of reason survives a
 crash, but its text does not, because rows do not hold texts.
 """
 
@@ -21,22 +22,26 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ...transport.block.block import Block
-from ...transport.wire.dead_letter import ATTEMPTS, FOUND, REJECT
+from ...transport.wire.dead_letter import ATTEMPTS, EXPIRY, FOUND, REJECT
 from ...transport.wire.protocol import Run
 from ..primitives.ranges import Range, above, cut_out, take
 from ..settings import options
 from .block_shelf import bytes_between
+from .failures import Cause
 from .redelivery import Part
 
 REJECTED: Final = 1 << 32  # added to the attempts of a row whose messages were rejected
 
 
+TOO_OLD: Final = Cause("it expired before it was finished")
+
+
 class Death(NamedTuple):
-    """A run and why it dies: `reason` for machines, `error` for people."""
+    """A run and why it dies: `reason` for machines, `cause` for people."""
 
     run: Run
     reason: str
-    error: str
+    cause: Cause
 
 
 class Dead(NamedTuple):
@@ -56,7 +61,7 @@ class Dying:
         self.waiting: deque[Death] = deque()
         self.out: tuple[Death, ...] = ()
         self.batch = 0
-        self._texts = 0  # length of all error texts, in characters
+        self._texts = 0  # size of all causes, in characters
 
     def __bool__(self) -> bool:
         return bool(self.waiting or self.out)
@@ -75,7 +80,7 @@ class Dying:
 
     # In
 
-    def living(self, runs: Iterable[Run], max_attempts: int, error: str) -> list[Run]:
+    def living(self, runs: Iterable[Run], max_attempts: int, cause: Cause) -> list[Run]:
         """Return the runs that may be delivered again. The others wait to become dead letters."""
         if not max_attempts:
             return list(runs)
@@ -84,12 +89,16 @@ class Dying:
             if run[2] < max_attempts:
                 living.append(run)
             else:
-                self._take(run, ATTEMPTS, error)
+                self._take(run, ATTEMPTS, cause)
         return living
 
-    def reject(self, runs: Iterable[Run], error: str) -> None:
+    def reject(self, runs: Iterable[Run], cause: Cause) -> None:
         for run in runs:
-            self._take(run, REJECT, error)
+            self._take(run, REJECT, cause)
+
+    def expire(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            self._take(run, EXPIRY, TOO_OLD)
 
     def recover(self, run: Run, max_attempts: int) -> list[Run]:
         """Return the run of a stored hole if it may be delivered again.
@@ -98,20 +107,22 @@ class Dying:
         """
         start, count, attempts = run
         if attempts < REJECTED:
-            return self.living((run,), max_attempts, FOUND)
-        self._take((start, count, attempts - REJECTED), REJECT, FOUND)
+            return self.living((run,), max_attempts, Cause(FOUND))
+        self._take((start, count, attempts - REJECTED), REJECT, Cause(FOUND))
         return []
 
-    def _take(self, run: Run, reason: str, error: str) -> None:
+    def _take(self, run: Run, reason: str, cause: Cause) -> None:
         """Let a run wait to become a dead letter.
 
-        The length of all error texts is limited, because a dead-letter topic may be full for a long
-        time. Beyond the limit, a run keeps its reason without a text.
+        The length of all texts is limited, because a dead-letter topic may be full for a long time.
+        Beyond the limit, a run loses its traceback, and then its error.
         """
-        if self._texts + len(error) > options.DYING_TEXT_MAX:
-            error = ""
-        self._texts += len(error)
-        self.waiting.append(Death(run, reason, error))
+        if self._texts + cause.size > options.DYING_TEXT_MAX:
+            cause = cause._replace(traceback="")
+        if self._texts + cause.size > options.DYING_TEXT_MAX:
+            cause = cause._replace(error="")
+        self._texts += cause.size
+        self.waiting.append(Death(run, reason, cause))
 
     # Out
 
@@ -147,7 +158,7 @@ class Dying:
             room -= taken
             found.append(Dead(death._replace(run=(first, taken, attempts)), (block, start, stop)))
             if taken < count:
-                self._texts += len(death.error)
+                self._texts += death.cause.size
                 self.waiting.appendleft(
                     death._replace(run=(first + taken, count - taken, attempts))
                 )
@@ -169,7 +180,7 @@ class Dying:
         self.batch += 1
 
     def _end_batch(self) -> None:
-        self._texts -= sum(len(death.error) for death in self.out)
+        self._texts -= sum(death.cause.size for death in self.out)
         self.out = ()
         self.batch += 1
 
@@ -197,7 +208,7 @@ class Dying:
         self.waiting = deque(
             death._replace(run=run) for death in self.waiting for run in left_of(death.run)
         )
-        self._texts = sum(len(death.error) for death in (*self.out, *self.waiting))
+        self._texts = sum(death.cause.size for death in (*self.out, *self.waiting))
         return before - sum(death.run[1] for death in self.waiting)
 
 

@@ -7,10 +7,30 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...transport.wire.protocol import Run
 from ..settings import options
+
+
+class Cause(NamedTuple):
+    """Why a message comes back: for dead letters, and for people who ask.
+
+    `error` is a sentence. Without one, the message has not failed. `traceback` says where a handler
+    raised the error. `consumer` is the label of the consumer.
+    """
+
+    error: str
+    consumer: str = ""
+    traceback: str = ""
+
+    @property
+    def size(self) -> int:
+        """The length of its texts that are not short, in characters."""
+        return len(self.error) + len(self.traceback)
+
+
+NOT_FAILED: Final = Cause("")
 
 
 class Failure(NamedTuple):
@@ -26,9 +46,10 @@ class Failures:
     def __init__(self) -> None:
         self._newest: deque[Failure] = deque(maxlen=options.FAILURES_MAX)
 
-    def note(self, runs: Iterable[Run], error: str) -> None:
+    def note(self, runs: Iterable[Run], cause: Cause) -> None:
         """Note failed deliveries. Messages that no handler has begun have not failed."""
-        self._newest.extendleft(Failure(run, error) for run in runs if run[2])
+        if cause.error:
+            self._newest.extendleft(Failure(run, cause.error) for run in runs if run[2])
 
     def newest(self) -> Iterable[Failure]:
         """Return the failures, the newest first."""

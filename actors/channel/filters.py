@@ -1,20 +1,22 @@
 """Filters: select the messages of a block that a channel wants, and gather them. No I/O.
 
 A block is examined only if part of it may be unwanted: the channel has tags, the block is too old,
-one of its messages is addressed to one channel, or the consumer takes a sample. All other blocks
+one of its messages is addressed to one channel, may expire or is revoked, or the consumer takes a
+sample. All other blocks
 are sent unexamined, however many messages they have.
 
 The result is a mask with one byte for each message. If several reasons apply, the first counts:
 
     OTHER_CHANNEL   addressed to another channel by its header `zsq-channel`
     OTHER_TAG       the channel has tags, and the message has another one or none
-    EXPIRED         stored longer ago than the channel's `max_age_s`
+    CANCELLED       revoked by its key (`endings.py`)
+    EXPIRED         too old for the channel, or for itself (`endings.py`)
     SKIPPED         skipped by a user, and counted then (`Supply.emptied`)
     WANTED          a sample is drawn only from these messages
 
 Unwanted messages are finished for this channel: the cursor passes them, and they are counted. The
 tag and the sample are checked only before the first delivery. After that, a message is delivered
-again until it is finished or too old.
+again until it is finished, or has ended as `endings.py` says.
 """
 
 from __future__ import annotations
@@ -29,16 +31,19 @@ from ...transport.settings import ChannelSettings, split_tags
 from ...transport.wire.dead_letter import addressees
 from ...transport.wire.protocol import Run
 from ..settings import options
+from .endings import Endings
 
-WANTED, OTHER_TAG, OTHER_CHANNEL, EXPIRED, SKIPPED = range(5)
+WANTED, OTHER_TAG, OTHER_CHANNEL, EXPIRED, SKIPPED, CANCELLED = range(6)
 COUNTED: Final = {
     OTHER_TAG: "tag_skipped_count",
     OTHER_CHANNEL: "addressed_skipped_count",
     EXPIRED: "expired_count",
+    CANCELLED: "cancelled_count",
 }
 
 _WANTED_RUNS: Final = re.compile(rb"\0+")
-_WANTED_TO_EXPIRED: Final = bytes([EXPIRED, *range(1, 256)])
+WITHOUT_EXPIRED: Final = bytes(WANTED if reason == EXPIRED else reason for reason in range(256))
+EXPIRED_RUNS: Final = re.compile(rb"%c+" % EXPIRED)
 assert int(False) == WANTED
 assert int(True) == OTHER_TAG  # `_look` uses the results of comparisons as a mask
 
@@ -55,6 +60,7 @@ class ChannelFilter:
         self, channel: str, settings: ChannelSettings, random: Callable[[], float]
     ) -> None:
         self.random = random
+        self.endings = Endings(EXPIRED, CANCELLED)
         self._channel = channel
         # The last examined block. It is kept because consumers take it in pieces.
         self._known: tuple[int, int] = (
@@ -66,22 +72,27 @@ class ChannelFilter:
 
     def configure(self, settings: ChannelSettings) -> None:
         self._tags = frozenset(tag.encode() for tag in split_tags(settings.tags))
-        self._max_age_ns = int(settings.max_age_s * 1e9) if settings.max_age_s > 0 else 0
+        self.endings.max_age_ns = int(settings.max_age_s * 1e9) if settings.max_age_s > 0 else 0
 
     def takes_all(self, block: Block) -> bool:
-        """Return True if no message of the block needs to be examined for tags or addresses."""
-        return not self._tags and not block.header.flags & ADDRESSED
+        """Return True if no message of the block needs to be examined, but for the block's age."""
+        return (
+            not self._tags
+            and not block.header.flags & ADDRESSED
+            and not self.endings.looks_at(block)
+        )
 
-    def mask(self, block: Block, wall_ns: int) -> bytes | None:
-        """Return a mask with one byte for each message, or None if all of them are wanted."""
-        mask = None if self.takes_all(block) else self._chosen(block)
-        if self.is_too_old(block, wall_ns):
-            return (mask or bytes(block.count)).translate(_WANTED_TO_EXPIRED)
-        return mask
+    def mask(self, block: Block, wall_ns: int, *, ends: bool = True) -> bytes | None:
+        """Return a mask with one byte for each message, or None if all of them are wanted.
 
-    def is_too_old(self, block: Block, wall_ns: int) -> bool:
-        """Return True if the block was stored too long ago. All its messages have the same time."""
-        return self._max_age_ns > 0 and wall_ns - block.header.time_ns > self._max_age_ns
+        Without `ends`, messages that have ended count as wanted.
+        """
+        takes_all = not self._tags and not block.header.flags & ADDRESSED
+        mask = None if takes_all else self._chosen(block)
+        ended = self.endings.mask(block, wall_ns) if ends else None
+        if mask is None or ended is None:
+            return mask or ended
+        return bytes(map(or_else, mask, ended))
 
     def _chosen(self, block: Block) -> bytes | None:
         if self._known != (block.first_offset, block.count):
@@ -110,6 +121,11 @@ class ChannelFilter:
 
     def gathering(self, sample_rate: int, room: int) -> Gathering:
         return Gathering(room, sample_rate, self.random)
+
+
+def or_else(chosen: int, ended: int) -> int:
+    """Return the first reason that applies. A message that is not for the channel never ends."""
+    return chosen or ended
 
 
 def wanted_runs(mask: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:

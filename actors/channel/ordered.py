@@ -63,7 +63,8 @@ from ..settings import options
 from .deferred import Deferred, Row
 from .delivery_builder import DeliveryBuilder
 from .dying import REJECTED
-from .filters import ChannelFilter, count_skipped, wanted_runs
+from .failures import Cause
+from .filters import WANTED, ChannelFilter, count_skipped, wanted_runs
 from .lease import Hole, Subscriber
 from .supply import Picked, Supply
 
@@ -434,6 +435,7 @@ class OrderedSupply(Supply):
 
     fetch_bytes = options.ORDERED_READ_BYTES
     goes_back = False
+    parks = True
 
     def __init__(
         self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings,
@@ -633,9 +635,9 @@ class OrderedSupply(Supply):
                 continue
             at = offset - block.first_offset
             count = min(count, block.count - at)
-            if self.choice.is_too_old(block, wall_ns):
-                self._pass(offset, count, keyed)
-                self.counters["expired_count"] += count
+            reason, count = self.first_of(block, at, count, wall_ns)
+            if reason != WANTED:
+                self._give_up_waiting(offset, count, keyed, reason)
                 continue
             count = builder.count_that_fits(block, at, count, sampled=consumer.sample_rate > 0)
             if not count:
@@ -674,6 +676,17 @@ class OrderedSupply(Supply):
             self._slots.take_loose(count)
         builder.add(block, at, at + count)
 
+    def _give_up_waiting(self, offset: int, count: int, keyed: bool, reason: int) -> None:
+        """Give up messages that have ended. A slot waits until its dead letter is stored."""
+        attempts = 0
+        if keyed:
+            _, attempts = self._slots.take()
+        else:
+            self._slots.take_loose(count)
+        self.looks -= count
+        self.dirty = True
+        self.give_up((offset, count, attempts), reason)
+
     def _pass(self, offset: int, count: int, keyed: bool) -> None:
         """Finish these messages for this channel without a delivery."""
         if keyed:
@@ -701,21 +714,21 @@ class OrderedSupply(Supply):
         super().done(runs)
         self._over(runs)
 
-    def back(self, runs: Sequence[Run], cause: str) -> None:
+    def back(self, runs: Sequence[Run], cause: Cause) -> None:
         self._out.difference_update(self._slots.heads_in(runs))
         super().back(runs, cause)
 
-    def suspect(self, runs: Sequence[Run], cause: str) -> None:
+    def suspect(self, runs: Sequence[Run], cause: Cause) -> None:
         self._out.difference_update(self._slots.heads_in(runs))
         super().suspect(runs, cause)
 
-    def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
+    def later(self, runs: Sequence[Run], due_ns: int, cause: Cause) -> None:
         heads = self._slots.heads_in(runs)
         self._out.difference_update(heads)
         super().later(runs, due_ns, cause)
         self._release_gone([head for head in heads if head < self._start])
 
-    def reject(self, runs: Sequence[Run], cause: str) -> None:
+    def reject(self, runs: Sequence[Run], cause: Cause) -> None:
         """Reject these messages. Their slots wait until they are stored as dead letters.
 
         The next message of a slot must not be processed before the dead letter is durable.

@@ -128,12 +128,13 @@ def collect(
     quota: int,
     find: Callable[[int], Block | None],
     wanted: set[int],
-    expire: Callable[[Block, Run], bool] | None = None,
+    lead: Callable[[Block, Run], tuple[int, int]] | None = None,
 ) -> tuple[list[Part], list[Run]]:
     """Take up to `quota` messages out of `again`.
 
-    Offsets whose block `find` does not return are added to `wanted`. `expire` is called with each
-    run of a block before that run is sent. If `expire` returns True, the run is given up.
+    Offsets whose block `find` does not return are added to `wanted`. `lead` is called with each run
+    of a block before that run is sent. It returns how many messages at the start of the run are
+    given up, and, if that is 0, how many may be sent.
     """
     parts: list[Part] = []
     runs: list[Run] = []
@@ -153,10 +154,12 @@ def collect(
             continue
         start = first - block.first_offset
         fitting = min(block.count - start, count)
-        if expire is not None and expire(block, (first, fitting, attempts)):
-            if fitting < count:
-                again.appendleft((first + fitting, count - fitting, attempts))
-            continue
+        if lead is not None:
+            given_up, fitting = lead(block, (first, fitting, attempts))
+            if given_up:
+                if given_up < count:
+                    again.appendleft((first + given_up, count - given_up, attempts))
+                continue
         stop = start + min(fitting, quota)
         size += bytes_between(block, start, stop)
         # One part may be as large as its block, but several parts must fit into one block.

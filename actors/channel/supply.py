@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 
 from ...transport.block.block import Block
 from ...transport.errors import E_LIMIT, CorruptBlock, Refused
-from ...transport.reports import BlockerRow
+from ...transport.reports import BlockerRow, TenantRow
 from ...transport.settings import ChannelSettings
 from ...transport.wire.protocol import Run
 from ..primitives.ranges import (
@@ -52,8 +52,18 @@ from ..settings import options
 from .block_shelf import BlockShelf
 from .deferred import Deferred, Row
 from .dying import Dead, Dying
-from .failures import Failures
-from .filters import SKIPPED, ChannelFilter, Gathering, count_skipped
+from .failures import Cause, Failures
+from .filters import (
+    COUNTED,
+    EXPIRED,
+    EXPIRED_RUNS,
+    SKIPPED,
+    WANTED,
+    WITHOUT_EXPIRED,
+    ChannelFilter,
+    Gathering,
+    count_skipped,
+)
 from .lease import Changes, Hole, Subscriber
 from .redelivery import Part, Redelivery, Suspects, collect
 
@@ -115,7 +125,7 @@ def back_over_unbegun(next_offset: int, holes: Iterable[Hole]) -> int:
     return next_offset
 
 
-TRIED: Final = "it has had all attempts that its channel allows now"
+TRIED: Final = Cause("it has had all attempts that its channel allows now")
 
 
 def used(runs: Iterable[Run]) -> list[Run]:
@@ -152,6 +162,7 @@ class Supply:
 
     fetch_bytes = 1
     goes_back = True  # see `back_over_unbegun`
+    parks = False  # True if messages wait behind the cursor before their first delivery
 
     def __init__(
         self, next_offset: int, holes: Iterable[Hole], deferred: Deferred, counters: dict[str, int], settings: ChannelSettings,
@@ -166,6 +177,7 @@ class Supply:
         self.window_end = self.next_offset  # the next offset that the feed brings
         self.window_bytes = 0
         self.head = 0  # the end of the topic, as far as it is known here
+        self.boot_ns = 0  # the clock of the rates (`rate_limit.py`), as the core set it last
         self.settings = settings
         self.counters = counters
         # Offsets of blocks that a redelivery needs and the shelf lacks.
@@ -194,7 +206,7 @@ class Supply:
         self._reached = 0  # position of the cursor before the seek
         self._start = 0  # the topic has no messages below this offset
         self._window: deque[Block] = deque()
-        self._shelf = BlockShelf(options.CACHE_BYTES_MAX)
+        self._shelf = BlockShelf(self.cache_bytes)
         self._saved = SavedRows()
         for start, count, attempts, due_ns in holes:
             if not due_ns:  # deferred rows matter here only for an ordered channel
@@ -202,15 +214,21 @@ class Supply:
             if start < self.next_offset:
                 self._recover((start, count, attempts), due_ns)
 
+    @property
+    def cache_bytes(self) -> int:
+        """The most bytes of blocks that are kept for redeliveries."""
+        return options.CACHE_BYTES_MAX
+
     def _recover(self, run: Run, due_ns: int) -> None:
         """Take over a stored hole."""
         self.again.returned.extend(self.dying.recover(run, self.settings.max_attempts))
 
-    def living(self, runs: Iterable[Run], cause: str) -> list[Run]:
+    def living(self, runs: Iterable[Run], cause: Cause) -> list[Run]:
         """Return the messages that may be delivered again.
 
         The others become dying messages, with this cause.
         """
+        cause = cause if cause.error else TRIED
         return self.dying.living(runs, self.settings.max_attempts, cause)
 
     def configure(self, settings: ChannelSettings) -> None:
@@ -228,6 +246,25 @@ class Supply:
         else:
             self.trust()
         self.dirty = True
+
+    def successor(self, kind: type[Supply], settings: ChannelSettings) -> Supply:
+        """Return a supply of another kind with all that this one has, which is not used any more.
+
+        What is parked here comes again as if it had been returned. It is sorted again there.
+        """
+        runs = [*self._parked_runs()]
+        supply = kind(self.next_offset, (), self.deferred, self.counters, settings, self.choice)
+        names = vars(Supply(0, (), self.deferred, self.counters, settings, self.choice))
+        for name in names.keys() - {"settings"}:
+            setattr(supply, name, getattr(self, name))
+        supply._shelf.bytes_max = supply.cache_bytes
+        supply.again.ready.extend(runs)
+        supply.configure(settings)
+        return supply
+
+    def _parked_runs(self) -> Iterable[Run]:
+        """Yield the messages behind the cursor that only this kind of supply has."""
+        return ()
 
     def trust(self) -> None:
         """Deliver suspects like all others."""
@@ -339,7 +376,10 @@ class Supply:
 
     def _mask(self, block: Block, wall_ns: int) -> bytes | None:
         """Return the mask of the wanted messages, see `ChannelFilter.mask`."""
-        mask = self.choice.mask(block, wall_ns)
+        # Those that are parked become dead letters when their turn comes. An ordered channel then
+        # goes on with their key after that.
+        ends = not (self.parks and self.settings.dead_letter_expired)
+        mask = self.choice.mask(block, wall_ns, ends=ends)
         for start, stop in self._emptied_in(block):
             low = max(0, start - block.first_offset)
             high = min(block.count, stop - block.first_offset)
@@ -483,13 +523,13 @@ class Supply:
         new = self._has_new(rows_out)
         if self.again.ready and not (new and consumer.again_last):
             quota = min(room, max(1, consumer.ready // 2)) if new else room
-            expire = partial(self._expire, wall_ns)
+            lead = partial(self._lead, wall_ns)
             parts, runs = collect(
                 self.again.ready,
                 min(quota, options.GATHER_COUNT_MAX),
                 self._find,
                 self.wanted,
-                expire,
+                lead,
             )
             if runs:
                 consumer.again_last = True
@@ -502,18 +542,45 @@ class Supply:
         if not self.apart.ready:
             return None
         quota = min(room, self.apart.quota())
-        expire = partial(self._expire, wall_ns)
-        parts, runs = collect(self.apart.ready, quota, self._find, self.wanted, expire)
+        lead = partial(self._lead, wall_ns)
+        parts, runs = collect(self.apart.ready, quota, self._find, self.wanted, lead)
         consumer.again_last = True
         return Picked(_next_attempt(runs), parts, apart=True) if runs else None
 
-    def _expire(self, wall_ns: int, block: Block, run: Run) -> bool:
-        """Finish this run if it is too old now. Return True if it was."""
-        is_expired = self.choice.is_too_old(block, wall_ns)
-        if is_expired:
-            self.counters["expired_count"] += run[1]
-            self.done((run,))
-        return is_expired
+    def _lead(self, wall_ns: int, block: Block, run: Run) -> tuple[int, int]:
+        """Give up the messages at the start of this run that have ended.
+
+        Return how many these are, and, if there are none, how many messages may be delivered.
+        """
+        first, count, attempts = run
+        at = first - block.first_offset
+        reason, alike = self.first_of(block, at, count, wall_ns)
+        if reason == WANTED:
+            return 0, alike
+        self.give_up((first, alike, attempts), reason)
+        return alike, 0
+
+    def first_of(self, block: Block, at: int, count: int, wall_ns: int) -> tuple[int, int]:
+        """Return the ending of the message at this index, or WANTED, and how many have the same.
+
+        Only up to `count` messages are looked at.
+        """
+        mask = self.choice.endings.mask(block, wall_ns)
+        if mask is None:
+            return WANTED, count
+        reason, stop = mask[at], at + 1
+        while stop < at + count and mask[stop] == reason:
+            stop += 1
+        return reason, stop - at
+
+    def give_up(self, run: Run, reason: int) -> None:
+        """Finish messages that have ended, or let them become dead letters."""
+        self.dirty = True
+        if reason == EXPIRED and self.settings.dead_letter_expired:
+            self.dying.expire((run,))
+            return
+        self.counters[COUNTED[reason]] += run[1]
+        self.done((run,))
 
     def _has_new(self, rows_out: int) -> bool:
         return bool(self._window) and self._may_give_new(rows_out)
@@ -562,11 +629,23 @@ class Supply:
         start = self.next_offset - block.first_offset
         stop = gathering.add(block, start, mask or bytes(block.count))
         if mask is not None:
-            count_skipped(self.counters, mask, start, stop)
+            self._pass_over(block, mask, start, stop)
         self.looks -= stop - start + options.LOOK_BLOCK
         self._advance(block, stop)
         self.dirty = True
         return stop < block.count
+
+    def _pass_over(self, block: Block, mask: bytes, start: int, stop: int) -> None:
+        """Count the unwanted messages between these indexes, which the cursor passes.
+
+        Expired ones may become dead letters instead.
+        """
+        if self.settings.dead_letter_expired:
+            for match in EXPIRED_RUNS.finditer(mask, start, stop):
+                low, high = match.span()
+                self.dying.expire([(block.first_offset + low, high - low, 0)])
+            mask = mask.translate(WITHOUT_EXPIRED)
+        count_skipped(self.counters, mask, start, stop)
 
     def _cut(self, block: Block, room: int) -> Picked:
         start = self.next_offset - block.first_offset
@@ -590,32 +669,38 @@ class Supply:
         """Keep a block that the cursor has passed, for redeliveries."""
         self._shelf.put(block)
 
+    def limit_due_ns(self) -> int:
+        """Return when a limit allows the next message that it withholds, by the clock of boot
+        time, or 0 for never.
+        """
+        return 0
+
     # Back
 
     def done(self, runs: Sequence[Run]) -> None:
         """Note that these messages are finished, for any reason."""
         self.dirty = True
 
-    def back(self, runs: Sequence[Run], cause: str) -> None:
+    def back(self, runs: Sequence[Run], cause: Cause) -> None:
         """Deliver these messages again, at once.
 
-        The runs have the number of attempts that they have used. `cause` is a sentence that says
-        what happened to the last delivery.
+        The runs have the number of attempts that they have used. `cause` says what
+        happened to the last delivery.
         """
         self.failures.note(runs, cause)
         self.again.returned.extend(self.living(runs, cause))
 
-    def suspect(self, runs: Sequence[Run], cause: str) -> None:
+    def suspect(self, runs: Sequence[Run], cause: Cause) -> None:
         """Deliver these messages of a lost consumer again, apart from others."""
         self.failures.note(runs, cause)
         self.apart.returned.extend(self.living(runs, cause))
 
-    def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
+    def later(self, runs: Sequence[Run], due_ns: int, cause: Cause) -> None:
         """Deliver these messages again, but not before `due_ns` (wall clock)."""
         self.failures.note(runs, cause)
         self.deferred.put(self.living(runs, cause), due_ns)
 
-    def reject(self, runs: Sequence[Run], cause: str) -> None:
+    def reject(self, runs: Sequence[Run], cause: Cause) -> None:
         """Never deliver these messages again."""
         self.failures.note(runs, cause)
         self.dying.reject(runs, cause)
@@ -788,6 +873,10 @@ class Supply:
         """
         return (run[0] for run in self._waiting_rows())
 
+    def tenants(self) -> tuple[TenantRow, ...]:
+        """Return the keys, or tags, of a fair channel with the most waiting messages."""
+        return ()
+
     def statistics(self, head: int) -> SupplyPulse:
         """Return the report. `depth` counts waiting messages, but not those in flight or
         deferred.
@@ -801,6 +890,7 @@ class Supply:
             "deferred_full": self.deferred.is_full(),
             "dying_count": self.dying.messages(),
             "next_offset": self.next_offset,
+            "tenant_count": 0,
             "requeued_waiting": again,
             "window_end": self.window_end,
         }

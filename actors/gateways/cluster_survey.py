@@ -82,8 +82,9 @@ class ClusterSurvey:
         cluster = await self._admin.cluster(fresh=self._fresh)
         if not cluster["is_shared"]:
             cluster = alone(cluster, mine)
-        answers = await asyncio.gather(*(self._ask(broker, mine) for broker in cluster["brokers"]))
-        numbers = [broker["number"] for broker in cluster["brokers"]]
+        asked = [broker for broker in cluster["brokers"] if not broker["gone"]]
+        answers = await asyncio.gather(*(self._ask(broker, mine) for broker in asked))
+        numbers = [broker["number"] for broker in asked]
         return merge(cluster, dict(zip(numbers, answers, strict=True)))
 
     async def _ask(self, broker: ClusterBroker, mine: Seen) -> Sequence[Answer]:

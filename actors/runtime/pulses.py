@@ -17,6 +17,7 @@ from ...transport.reports import (
     BlockerRow,
     ChannelFacts,
     ConsumerReport,
+    DedupeFacts,
     DelayedFacts,
     DeliveryFacts,
     Latency,
@@ -28,6 +29,7 @@ from ...transport.reports import (
     RetentionFacts,
     StageFacts,
     SupplyFacts,
+    TenantRow,
     UpkeepFacts,
 )
 
@@ -101,6 +103,10 @@ class DelayedPulse(DelayedFacts):
     delayed_full: str
 
 
+class DedupePulse(DedupeFacts):
+    dedupe_alarm: str
+
+
 class StagesPulse(StageFacts):
     stage_links: int
     pushes_dropped: int
@@ -114,7 +120,7 @@ class StagingPulse(StagesPulse):
     rates: Rates
 
 
-class StoragePulse(LogFacts, RetentionPulse, UpkeepPulse, DelayedPulse, StagingPulse):
+class StoragePulse(LogFacts, RetentionPulse, UpkeepPulse, DelayedPulse, DedupePulse, StagingPulse):
     """The storage's part of a topic's pulse.
 
     `gaps` are the spans of offsets that takeovers skipped. They never had a message. `waiting` is
@@ -158,6 +164,7 @@ class ChannelDetails(LeftOut, total=False):
 
     clients: Sequence[ConsumerReport]
     blocked_by: Sequence[BlockerRow]
+    tenants: Sequence[TenantRow]
     latency_bins: tuple[Sequence[int], Sequence[int]]
     e2e_processing_latency: Latency
 

@@ -19,8 +19,9 @@ from ...transport import settings as table
 from ...transport.block import block_format
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.names import base_of, check_name, is_ephemeral
+from ...transport.retries import DELAY_S_MAX
 from ...transport.settings import CHANNEL, ChannelSettings, SettingValue, check
-from ...transport.wire.protocol import REQUEUE_DELAY_MS_MAX
+from ...transport.wire.protocol import DELAY_MS_MAX
 
 STARTS: Final = ("earliest", "latest")
 START: Final = "start"
@@ -28,7 +29,7 @@ NAMES: Final = tuple(row.name for row in CHANNEL)
 FIXED: Final = tuple(row.name for row in CHANNEL if row.fixed)
 
 assert table.TAG_BYTES_MAX == block_format.TAG_BYTES_MAX
-assert table.BACKOFF_S_MAX == REQUEUE_DELAY_MS_MAX / 1000
+assert DELAY_S_MAX == DELAY_MS_MAX / 1000
 
 
 class StartTime(TypedDict):

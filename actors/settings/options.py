@@ -258,20 +258,36 @@ ORDERED_READ_BYTES: Final = 256 * KIB
 # The limit of deferred rows of an ordered channel. It is lower than DEFERRED_ROWS_MAX, because a
 # start must sort these rows first.
 ORDERED_DEFERRED_ROWS_MAX: Final = 100_000
-# A channel with priorities reads no further messages while its parked messages are in this many
-# runs. A run is adjacent messages of one priority.
-PRIORITY_ROWS_MAX: Final = 20_000
+# A channel with priorities, or a fair one, reads no further messages while its parked messages are
+# in this many runs. A run is adjacent messages of one priority, or of one key.
+PARKED_ROWS_MAX: Final = 20_000
 # The part of LOOKS_MAX that reading ahead may use. The rest is left for deliveries.
-PRIORITY_LOOKS: Final = LOOKS_MAX // 2
+PARKED_LOOKS: Final = LOOKS_MAX // 2
 # A block is kept for its first delivery if fewer messages than this wait before its own.
-PRIORITY_KEPT: Final = 2_000
-# This many contiguous messages of one priority are sent as a separate delivery.
-PRIORITY_ALONE: Final = GATHER_COUNT_MAX
-# When consumers want messages again, a channel with priorities waits at most this long for the
-# newest ones, which may be urgent.
-PRIORITY_HOLD_NS: Final = 200_000_000
+PARKED_KEPT: Final = 2_000
+# This many contiguous parked messages are sent as a separate delivery.
+PARKED_ALONE: Final = GATHER_COUNT_MAX
+# When consumers want messages again, such a channel waits at most this long for the newest ones,
+# which may go first.
+PARKED_HOLD_NS: Final = 200_000_000
 # The size of one read for parked messages. They lie close together, unlike redeliveries.
-PRIORITY_READ_BYTES: Final = 256 * KIB
+PARKED_READ_BYTES: Final = 256 * KIB
+# The blocks that a fair channel keeps. The next messages of its keys are in different ones.
+FAIR_CACHE_BYTES_MAX: Final = 16 * MIB
+# The next blocks of all keys are read ahead if the runs of adjacent messages of a key are shorter.
+FAIR_SHORT_RUN: Final = 64
+# A fair channel stops gathering a delivery when the next blocks of this many keys are missing.
+FAIR_MISSED_MAX: Final = 64
+# The messages without a key that a fair channel delivers in one round. Each key has one, or its
+# weight.
+FAIR_LOOSE_WEIGHT: Final = 16
+# The most keys without messages whose buckets (`max_rate_per_key`) are remembered until they are
+# full. Beyond that, those that are longest without messages are forgotten, and begin full.
+FAIR_BUCKETS_MAX: Final = 100_000
+# The time of handlers for which a consumer of a fair channel should hold messages. What it holds
+# goes before the first message of a new key.
+FAIR_BUFFER_MS: Final = 50
+TENANTS_SHOWN: Final = 5  # the most keys in the statistics of a fair channel
 FETCHES_MAX: Final = 4  # the most unanswered reads of blocks for redelivery
 CONSUMERS_MAX: Final = 10_000
 # The most characters of error texts that a channel keeps for messages on their way to the dead
@@ -521,6 +537,9 @@ TOPICS_MAX: Final = 10_000
 # The most ranges that were emptied while the topic was paused and that a channel has not reached
 # yet.
 EMPTIED_MAX: Final = 100
+DELAYED_LOOK_ROWS: Final = 10_000  # rows that one order to revoke keys looks at
+# The most revoked keys of a channel. They are in its row, which each commit writes.
+REVOKED_MAX: Final = 1_000
 CHANNELS_MAX: Final = 1_000
 WAITERS_MAX: Final = 10_000
 # The most unanswered requests to the supervisor. If there are more, the oldest get no answer.

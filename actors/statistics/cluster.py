@@ -13,6 +13,8 @@ is asked alone, so that the report says what is there:
 | the client is not permitted to ask | refused |
 | none in time | away |
 
+A broker that was forgotten is not asked. Its role is "forgotten".
+
 The role of a broker is the best role among its addresses, in the order of `ROLES`. What it holds is
 taken from its primary only. A broker that does not answer as primary keeps its parts in the report,
 without values.
@@ -29,6 +31,7 @@ from ...transport.names import part_name, part_of
 from ...transport.reports import BrokerStats
 from ...transport.wire.answers import (
     ClusterAnswer,
+    ClusterAuto,
     ClusterBroker,
     ClusterTopic,
     OverviewAnswer,
@@ -41,7 +44,8 @@ FENCED: Final = "fenced"
 REFUSED: Final = "refused"
 OTHER: Final = "other"
 AWAY: Final = "away"
-ROLES: Final = (PRIMARY, FENCED, STANDBY, REFUSED, OTHER, AWAY)
+FORGOTTEN: Final = "forgotten"
+ROLES: Final = (PRIMARY, FENCED, STANDBY, REFUSED, OTHER, AWAY, FORGOTTEN)
 _BY_CODE: Final = {
     E_STANDBY: STANDBY, E_FENCED: FENCED, E_FORBIDDEN: REFUSED, E_BAD_KEY: REFUSED,
 }  # fmt: skip
@@ -66,15 +70,20 @@ class PartSeen(NamedTuple):
     backlog: int
     lag_s: float | None
     channels: Mapping[str, int]
+    log_bytes: int = 0
 
 
 class Seen(NamedTuple):
-    """A broker as it reports itself. `bucket` is empty if it has none, or does not show it."""
+    """A broker as it reports itself. `bucket` is empty if it has none, or does not show it.
+
+    `free_bytes` of the disk is 0 if the answer did not contain it.
+    """
 
     uuid: str
     health: str
     bucket: Mapping[str, Any]
     parts: Mapping[str, PartSeen]
+    free_bytes: int = 0
 
     @property
     def epoch(self) -> int:
@@ -109,6 +118,7 @@ class BrokerRow(TypedDict):
     """A broker. Values that are not known are None. `parts` counts those of the directory.
 
     `handover` is the command that lets its standby take over, or "" without a standby.
+    `draining` is how many parts it gives away at a time, or 0.
     """
 
     number: int
@@ -122,6 +132,9 @@ class BrokerRow(TypedDict):
     lag_s: float | None
     standbys: int | None
     parts: int
+    draining: int
+    gone: bool
+    free_bytes: int | None
     why: str
     handover: str
     places: list[PlaceRow]
@@ -143,6 +156,7 @@ class PartRow(TypedDict):
     messages: int | None
     backlog: int | None
     lag_s: float | None
+    log_bytes: int | None
     channels: dict[str, int]
 
 
@@ -163,13 +177,19 @@ class TopicRow(TypedDict):
 
 
 class Report(TypedDict):
-    """The cluster. `is_cluster` is False for a broker that belongs to none: it is alone in it."""
+    """The cluster. `is_cluster` is False for a broker that belongs to none: it is alone in it.
+
+    `auto`, `moving` and `planned` are those of `ClusterAnswer`.
+    """
 
     is_cluster: bool
     brokers: list[BrokerRow]
     topics: list[TopicRow]
     directory: int
     trouble: str
+    auto: ClusterAuto
+    moving: int
+    planned: int
 
 
 # Answers of brokers
@@ -190,6 +210,7 @@ def seen_in_overview(overview: OverviewAnswer) -> Seen:
         parts[name] = PartSeen(
             str(row["state"]), str(row["health"]), str(row["closed"]), int(row["start"]),
             int(row["head"]), int(row["kept"]), int(row["backlog"]), None, depths,
+            int(row.get("log_bytes", 0)),
         )  # fmt: skip
     broker = overview["broker"]
     bucket: Mapping[str, Any] = {**overview.get("bucket", {})}
@@ -211,9 +232,12 @@ def seen_in_stats(stats: BrokerStats) -> Seen:
         parts[row["topic_name"]] = PartSeen(
             "asleep" if row["asleep"] else "up", row["health"], row["closed"], row["start"],
             row["head"], row["kept_count"], backlog, row["ship_lag_s"], depths,
+            row["log_bytes"],
         )  # fmt: skip
     bucket: Mapping[str, Any] = {**stats.get("bucket", {})}
-    return Seen(stats["uuid"], stats["health"], bucket, parts)
+    disk: Mapping[str, Any] = {**stats.get("disk", {})}
+    free = int(disk.get("free_bytes", 0))
+    return Seen(stats["uuid"], stats["health"], bucket, parts, free)
 
 
 def alone(directory: ClusterAnswer, seen: Seen) -> ClusterAnswer:
@@ -244,6 +268,9 @@ def merge(directory: ClusterAnswer, answers: Mapping[int, Sequence[Answer]]) -> 
         "topics": [topic_row(topic, seen) for topic in directory["topics"]],
         "directory": directory["directory"],
         "trouble": directory["trouble"],
+        "auto": directory["auto"],
+        "moving": directory["moving"],
+        "planned": directory["planned"],
     }
 
 
@@ -256,9 +283,10 @@ def broker_row(
         default=0,
     )
     roles = [(role_of(answer, broker["uuid"], newest), answer) for answer in answers]
-    role, best = min(
-        roles, key=lambda pair: ROLES.index(pair[0]), default=(AWAY, Answer("", why="not asked"))
-    )
+    unasked = (AWAY, Answer("", why="not asked"))
+    if broker["gone"]:
+        unasked = (FORGOTTEN, Answer("", why="its parts are at other brokers"))
+    role, best = min(roles, key=lambda pair: ROLES.index(pair[0]), default=unasked)
     seen = best.seen if role == PRIMARY else None
     places = _places(roles, broker, seen)
     bucket = seen.bucket if seen is not None else {}
@@ -275,6 +303,9 @@ def broker_row(
         "lag_s": bucket.get("lag_s"),
         "standbys": bucket.get("standbys"),
         "parts": parts,
+        "draining": broker["draining"],
+        "gone": broker["gone"],
+        "free_bytes": seen.free_bytes or None if seen is not None else None,
         "why": "" if seen is not None else "; ".join(dict.fromkeys(whys)) or best.why,
         "handover": "",
         "places": places,
@@ -343,6 +374,7 @@ def topic_row(topic: ClusterTopic, seen: Mapping[int, Seen | None]) -> TopicRow:
             "messages": None,
             "backlog": None,
             "lag_s": None,
+            "log_bytes": None,
             "channels": {},
         }
         if seen_part is not None:
@@ -351,6 +383,7 @@ def topic_row(topic: ClusterTopic, seen: Mapping[int, Seen | None]) -> TopicRow:
             row["start"], row["head"] = seen_part.start, seen_part.head
             row["messages"], row["backlog"] = seen_part.kept, seen_part.backlog
             row["lag_s"], row["channels"] = seen_part.lag_s, dict(seen_part.channels)
+            row["log_bytes"] = seen_part.log_bytes
             for channel, depth in seen_part.channels.items():
                 channels[channel] = channels.get(channel, 0) + depth
         parts.append(row)

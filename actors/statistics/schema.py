@@ -4,7 +4,7 @@ A new counter of a channel is one row here, one line where it is counted, and it
 `transport/reports.py`, which has the shapes of whole rows. The row defines the counter itself
 (`COUNTERS`), its default before the first report, and its place in `zsq stats` and `--json`, in the
 overview (console, `zsq top`), in nsqd's `/stats`, in `/metrics`, and in the tables of
-docs/operations.md and docs/http.md. An extension adds its rows (`ExtensionStatistics`).
+docs/statistics.md and docs/http.md. An extension adds its rows (`ExtensionStatistics`).
 
 The rows are in the order of the families in `/metrics`. If NSQ has the same statistic, it has NSQ's
 name here. So the field `nsq` contains only the position of a statistic in nsqd's answer.
@@ -22,6 +22,7 @@ _VIEW: Final = "statistics/statistics.py"
 _METRICS: Final = "gateways/http/api/metrics.py"
 _RETENTION: Final = "storage/retention.py"
 _DELAYED: Final = "storage/delayed.py"
+_DEDUPE: Final = "storage/dedupe.py"
 _ROW: Final = "statistics/channel_rows.py"
 _CORE: Final = "channel/core.py"
 _MEASURED: Final = "channel/measurements.py"
@@ -136,6 +137,10 @@ _TOPIC: Final = (
     _S("topic", "delayed_next_due_ns", "ns", _DELAYED, "when the first of them is due", view="delayed_next_due_ns"),
     _S("topic", "delayed_lost", "messages", _DELAYED, "delayed messages lost to damage on disk"),
     _S("topic", "delayed_moved", "messages", _DELAYED, "delayed messages that were due and came into the log"),
+    _S("topic", "duplicate_count", "messages", _DEDUPE, "messages not stored because their ids were known, since the topic started",
+       metric="zsq_topic_duplicates_total", title="duplicates", rare=6),
+    _S("topic", "dedupe_ids", "ids", _DEDUPE, "ids that the topic knows, within its window or a little older",
+       metric="zsq_topic_dedupe_ids"),
     _S("topic", "stages", "stages", "storage/stages.py", "stages of Spark writers that are open or sealed", metric="zsq_topic_stages",
        view="stages", title="stages", rare=5, top="stages"),
     _S("topic", "staged_bytes", "bytes", "storage/stages.py", "their size", metric="zsq_topic_staged_bytes", view="staged_bytes",
@@ -177,6 +182,13 @@ _CHANNEL: Final = (
     _S("channel", "client_count", "consumers", _CORE, "consumers connected", metric="zsq_channel_clients", view="consumers", nsq=9),
     _S("channel", "backing_off_count", "consumers", _CORE, "consumers that back off because their handlers fail",
        metric="zsq_channel_backing_off"),
+    _S("channel", "limited_since", "s", _CORE, "since when its `max_rate` withholds messages, since 1970", default=None,
+       note="since when its `max_rate` withholds messages, in seconds since 1970; `null`: it does not"),
+    _S("channel", "tenants", "rows", "channel/fair.py", "keys of a fair channel with the most waiting messages", default=(),
+       note="of a fair channel: the keys, or tags, with the most waiting messages, at most 5: `key`, `waiting`, and `limited`: `rate`,"
+       " `in flight`, or `\"\"`"),
+    _S("channel", "tenant_count", "keys", "channel/fair.py", "keys of a fair channel that have messages in what was read ahead", default=0,
+       metric="zsq_channel_tenants"),
     _S("channel", "clients", "rows", _MEASURED, "its consumers", nsq=10, default=[]),
     _S("channel", "paused", "flag", _CORE, "1: paused", metric="zsq_channel_paused", view="paused", nsq=11, default=False),
     _S("channel", "message_count", "messages", _ROW, "messages that came to the channel", metric="zsq_channel_messages_total",
@@ -188,12 +200,14 @@ _CHANNEL: Final = (
        title="finished", counter=True, ends=True),
     _S("channel", "requeue_count", "deliveries", _CORE, "deliveries given back", metric="zsq_channel_requeued_total", view="requeued",
        nsq=7, title="requeued", top="requeued", counter=True),
+    _S("channel", "defer_count", "deliveries", _CORE, "deliveries put off without an attempt", metric="zsq_channel_deferrals_total",
+       view="put_off", title="put off", counter=True),
     _S("channel", "timeout_count", "deliveries", _CORE, "deliveries not finished in time", metric="zsq_channel_timeouts_total",
        view="timed_out", nsq=8, title="timed out", top="timed out", counter=True),
     _S("channel", "dead_letter_count", "messages", _SUPPLY, "messages moved to the dead-letter topic",
        metric="zsq_channel_dead_letters_total", view="dead", title="dead", rare=1, top="dead", counter=True, ends=True),
-    _S("channel", "expired_count", "messages", _SUPPLY, "messages that passed their maximal age", metric="zsq_channel_expired_total",
-       view="expired", title="expired", rare=3, counter=True, ends=True),
+    _S("channel", "expired_count", "messages", "channel/filters.py", "messages that expired, or were too old for the channel",
+       metric="zsq_channel_expired_total", view="expired", title="expired", rare=3, counter=True, ends=True),
     _S("channel", "sampled_count", "messages", _SUPPLY, "messages that were not in the sample", view="passed_over", title="not sampled",
        rare=4, counter=True, ends=True),
     _S("channel", "tag_skipped_count", "messages", "channel/filters.py", "messages with other tags", view="passed_over",
@@ -202,6 +216,8 @@ _CHANNEL: Final = (
        title="others'", rare=6, counter=True, ends=True),
     _S("channel", "skipped_count", "messages", _CORE, "messages that a user skipped", metric="zsq_channel_skipped_total",
        view="skipped", title="skipped", rare=7, counter=True, ends=True),
+    _S("channel", "cancelled_count", "messages", "channel/filters.py", "messages that were cancelled by their key",
+       metric="zsq_channel_cancelled_total", view="cancelled", title="cancelled", rare=7, counter=True, ends=True),
     _S("channel", "dropped_count", "messages", _SUPPLY, "messages that retention dropped unfinished", metric="zsq_channel_dropped_total",
        view="dropped", title="dropped", rare=7, counter=True),
     _S("channel", "lost_count", "messages", _SUPPLY, "messages lost to damage on disk unfinished", metric="zsq_channel_lost_total",

@@ -620,6 +620,12 @@ _HOLE_NUMBERS: Final = 4
 Columns = tuple[tuple[int, ...], ...]
 
 
+def are_revoked(rows: Sequence[Any]) -> bool:
+    """Return True if these are revoked keys with their ends."""
+    good = all(type(row) is tuple and len(row) == 2 for row in rows)
+    return good and all(type(key) is str for key, _ in rows) and within([end for _, end in rows])
+
+
 def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
     """Return the row as this commit changes it.
 
@@ -633,11 +639,12 @@ def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
     try:
         row = before.changed(message.row)
         emptied = row.emptied or ()
-        known = row.next_offset, row.first or 0, row.clock_ns or 0
+        known = row.next_offset, row.first or 0, row.clock_ns or 0, row.limit_full_ns or 0
         good = within([*known, *row.counters.values()])
         # `begin` is below 0 if a channel was moved back and sees messages again.
         good = good and within([abs(row.begin or 0)])
         good = good and within([*chain.from_iterable(emptied)]) and {*map(len, emptied)} <= {2}
+        good = good and are_revoked(row.revoked or ())
         # This works on whole columns, because a page has up to 50,000 rows, and publishers wait
         # while it is checked.
         columns = tuple(zip(*message.holes_put, strict=True))

@@ -53,8 +53,10 @@ from ...storage.errors import DiskFull, StoreFailed
 from ...storage.log.log_format import BAD_SUFFIX, DELAYED_NAME
 from ...storage.space import Shortage, Space
 from ...transport.block.block import Block
+from ...transport.block.block_format import REVOCABLE
 from ...transport.errors import E_DISK_FULL, E_LIMIT, Refused
 from ...transport.wire import protocol as p
+from ...transport.wire.lifetime import aged, revoke_keys
 from ..runtime.port import Mail, Port
 from ..runtime.pulses import DelayedPulse
 from ..runtime.worker_thread import Jobs
@@ -97,6 +99,7 @@ class _Put(NamedTuple):
     request: int
     end: int
     blocks: list[tuple[Block, int]]
+    stored: Callable[[int], None] | None = None  # called with the time when they are stored
 
 
 class DelayedMessages:
@@ -156,9 +159,17 @@ class DelayedMessages:
         }
 
     def append(
-        self, request: int, blocks: Sequence[Block], delays_ms: Sequence[int], end: int
+        self,
+        request: int,
+        blocks: Sequence[Block],
+        delays_ms: Sequence[int],
+        end: int,
+        stored: Callable[[int], None] | None = None,
     ) -> None:
         """Queue blocks with their delays until the log is synced up to `end`.
+
+        `stored` is called with the time of the commit. There may be no blocks, if all messages were
+        stored before. They are answered in their turn.
 
         Raises `DiskFull` if there is no space; then no block is accepted.
         """
@@ -170,7 +181,7 @@ class DelayedMessages:
         ]
         self._coming += sum(block.count for block in blocks)
         self._coming_bytes += size
-        self._puts.append(_Put(request, end, due))
+        self._puts.append(_Put(request, end, due, stored))
 
     def waiting_bytes(self) -> int:
         """Return the size of messages that wait to be due or to be stored."""
@@ -188,12 +199,26 @@ class DelayedMessages:
             ready = []
             while self._puts and self._puts[0].end <= synced_end:
                 ready.append(self._puts.popleft())
-            self._putting = True
             blocks = [pair for put in ready for pair in put.blocks]
             now = self._clock.wall_ns()
-            self.submit(partial(self._kept, ready), lambda: self._use().put(blocks, now))
+            if not blocks:
+                self._answer_puts(ready, now, [])
+                return
+            self._putting = True
+            self.submit(partial(self._kept, ready, now), lambda: self._use().put(blocks, now))
 
-    def _kept(self, puts: list[_Put], keys: Any) -> None:
+    def _answer_puts(self, puts: list[_Put], now_ns: int, keys: Any) -> None:
+        at = 0
+        for put in puts:
+            if put.stored is not None:
+                put.stored(now_ns)
+            stored = [tuple(key) for key in keys[at : at + len(put.blocks)]]
+            self._extension.when_confirmable(
+                partial(self._listener.delayed_stored, put.request, stored)
+            )
+            at += len(put.blocks)
+
+    def _kept(self, puts: list[_Put], now_ns: int, keys: Any) -> None:
         self._putting = False
         self._coming -= sum(block.count for put in puts for block, _ in put.blocks)
         self._coming_bytes -= sum(block.header.length for put in puts for block, _ in put.blocks)
@@ -207,13 +232,7 @@ class DelayedMessages:
             return
         self._check(keys)
         before = self.summary.next_due_ns
-        at = 0
-        for put in puts:
-            stored = [tuple(key) for key in keys[at : at + len(put.blocks)]]
-            self._extension.when_confirmable(
-                partial(self._listener.delayed_stored, put.request, stored)
-            )
-            at += len(put.blocks)
+        self._answer_puts(puts, now_ns, keys)
         self.look()
         if self.summary.next_due_ns and (not before or self.summary.next_due_ns < before):
             self._hint(self._next_scan_ns())
@@ -259,9 +278,8 @@ class DelayedMessages:
             return
         assert all(row.key.due_ns <= now_ns for row in rows)
         try:
-            self._store.log.append(
-                [due_block(row) for row in rows], max(now_ns, self._clock.wall_ns())
-            )
+            moved_ns = max(now_ns, self._clock.wall_ns())
+            self._store.log.append([aged_block(row, moved_ns) for row in rows], moved_ns)
         except DiskFull as error:
             if not self.full:
                 log.error(
@@ -375,6 +393,8 @@ class DelayedMessages:
         self._answer(p.Done(request, {"messages": messages}))
 
     def cancel(self, message: p.CancelDelayed) -> p.Done | None:
+        if message.revoke_keys:
+            return self._cancel_revoked(message)
         keys = [DelayedKey(*key) for key in message.keys]
         if self._store.delayed is None:
             return p.Done(
@@ -394,15 +414,48 @@ class DelayedMessages:
         self._when_idle(partial(self.submit, partial(self._cancelled, message.request), work))
         return None
 
+    def _cancel_revoked(self, message: p.CancelDelayed) -> p.Done | None:
+        """Cancel the messages with these revoke keys, of some rows.
+
+        The keys are in the headers, so all rows are looked at, but only the blocks with the flag
+        are read. An index of the keys was rejected: it would cost a row for each message.
+        """
+        if self._store.delayed is None:
+            return p.Done(message.request, {"cancelled": 0, "after": ()})
+        keys = frozenset(message.revoke_keys)
+        start = DelayedKey(*message.after) if message.after else None
+
+        def with_keys(block: Block) -> list[int]:
+            return [index for index, key in enumerate(revoke_keys(block)) if key in keys]
+
+        def work() -> tuple[int, tuple[int, ...]]:
+            store = self._use()
+            found, last = store.matching(start, options.DELAYED_LOOK_ROWS, REVOCABLE, with_keys)
+            count = sum(store.cancel(found)) if found else 0
+            return count, () if last is None else tuple(last)
+
+        self._when_idle(partial(self.submit, partial(self._revoked, message.request), work))
+        return None
+
+    def _revoked(self, request: int, value: Any) -> None:
+        if self._was_full(request, value):
+            return
+        self._check(value)
+        count, after = value
+        self._freed = self._freed or count > 0
+        self.look()
+        self._answer(p.Done(request, {"cancelled": count, "after": after}))
+
+    def _was_full(self, request: int, value: Any) -> bool:
+        """Answer that the disk was full, if it was."""
+        if not isinstance(value, DiskFull):
+            return False
+        text = f"no message was cancelled, because there is no space to record it: {value}"
+        self._answer(p.Failed(request, E_DISK_FULL, text))
+        return True
+
     def _cancelled(self, request: int, value: Any) -> None:
-        if isinstance(value, DiskFull):
-            self._answer(
-                p.Failed(
-                    request,
-                    E_DISK_FULL,
-                    f"no message was cancelled, because there is no space to record it: {value}",
-                )
-            )
+        if self._was_full(request, value):
             return
         self._check(value)
         self._freed = True
@@ -496,6 +549,12 @@ class DelayedMessages:
             "delayed_alarm": self._alarm(),
             "delayed_full": self.full,
         }
+
+
+def aged_block(row: DelayedRow, now_ns: int) -> Block:
+    """Return the block as the log stores it now. Its messages have lived since they were due."""
+    late_ms = (now_ns - row.key.due_ns) // _MS
+    return due_block(row._replace(block=aged(row.block, late_ms)))
 
 
 Sequences = Mapping[int, tuple[int, tuple[tuple[int, ...], ...]]]

@@ -41,6 +41,7 @@ from ...storage.log.transactions import (
 from ...storage.space import Shortage
 from ...storage.state.state import StateBatch, Table
 from ...transport.block.block import MESSAGE_BYTES_MAX, Block, Limits, check_block
+from ...transport.block.block_format import STAGED
 from ...transport.errors import (
     E_BAD_BLOCK,
     E_CHECKSUM,
@@ -715,11 +716,12 @@ def _one_block(mail: Mail) -> Block:
 
 def _check(block: Block, limits: Limits) -> None:
     header = block.header
-    if header.flags or header.reserved_1 or header.reserved_2 or header.producer_id:
+    others = header.flags & ~STAGED
+    if others or header.reserved_1 or header.reserved_2 or header.producer_id:
         raise UsageError(
             E_BAD_BLOCK,
-            "a staged block must have no flags (so no message for one channel), no producer id and "
-            "empty reserved fields",
+            "a staged block must have no flags but those of lifetimes (so no message for one "
+            "channel or with an id), no producer id and empty reserved fields",
         )
     check_block(block, limits)
     check_block_headers(block)

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, cast
 
+from ...storage.dedupe.id_format import NO_OFFSET
 from ...storage.directory.store import (
     Store,
     StoreOptions,
@@ -43,7 +44,7 @@ from ...storage.retention import resolve
 from ...storage.space import Shortage, Space
 from ...storage.state.state import ProducerRow, Table, producer_after
 from ...transport.block.block import Block
-from ...transport.block.block_format import ADDRESSED
+from ...transport.block.block_format import PUBLISHED
 from ...transport.errors import E_BAD_BLOCK, E_CLOSING, E_DISK_FULL, Refused, UsageError
 from ...transport.wire import protocol as p
 from ..primitives.ranges import unread
@@ -56,10 +57,12 @@ from ..settings.starts import StorageStart
 from .backups import Backups, BackupState
 from .channels import Channels, OldestTimes
 from .commits import StateCommits
+from .dedupe import Dedupe
 from .delayed import DelayedMessages, sequences
 from .extension_point import extension_class
 from .reads import Reads
 from .retention import LogUpkeep, RetentionRunner
+from .sifting import Repeats
 from .stages import Stages
 from .staging import StageCommits
 from .storage_listener import StorageListener
@@ -123,10 +126,11 @@ def checked(blocks: list[Block]) -> list[Block]:
     """
     for block in blocks:
         header = block.header
-        if header.flags & ~ADDRESSED or header.sequence >= SEQUENCE_MAX:
+        if header.flags & ~PUBLISHED or header.sequence >= SEQUENCE_MAX:
             raise UsageError(
                 E_BAD_BLOCK,
-                f"a block may have no flag except {ADDRESSED}, and its sequence must be below 2^63",
+                f"a block may have no flags except those of {PUBLISHED}, and its sequence must be "
+                "below 2^63",
             )
     return blocks
 
@@ -208,6 +212,12 @@ class StorageActor:
         self._producers = ProducerTable(table.producers)
         self.state = StateCommits(state_thread, store.state, table, title, store.keeper)
         self.extension = extension_class()(self)
+        self._dedupe = Dedupe(
+            store,
+            start.retention.dedupe_window_s,
+            self._thread("ids", lambda: self._dedupe.on_results()),
+            title,
+        )
         self._channels = Channels(
             self._log, self.state, table, self.mode, in_memory=in_memory, finishes_must_wait=self.extension.finishes_must_wait
         )  # fmt: skip
@@ -284,6 +294,7 @@ class StorageActor:
             self.state.tick,
             self._look_for_space,
             self._delayed.tick,
+            lambda: self._dedupe.tick(self._log.synced_end),
             self._unless_stopping(self._reads.tick),
             self._unless_stopping(lambda: self._upkeep.tick(time.time_ns())),
             self._unless_stopping(self._backup.tick),
@@ -366,6 +377,7 @@ class StorageActor:
 
     def _set_retention(self, order: p.SetRetention) -> p.Done:
         policy = resolve(order.retention)
+        self._dedupe.set_window(policy.dedupe_window_s)
         self.extension.policy_changed(policy)
         return p.Done(order.request, {"retention": self._retention.configure(policy)})
 
@@ -415,14 +427,24 @@ class StorageActor:
                 raise Refused(E_CLOSING, "the topic is being deleted")
             self.extension.check()
             self._retention.admit()
-            first_offset, time_ns = self._log.append(checked(blocks), time.time_ns())
+            sifted = self._dedupe.sift(checked(blocks))
+            kept = blocks if sifted is None else sifted.blocks
+            # If all messages were stored before, nothing is written. The answer waits until they
+            # are as durable as this append would be.
+            first_offset, time_ns = (
+                self._log.append(kept, time.time_ns()) if kept else (self._log.end, time.time_ns())
+            )
         except DiskFull as error:
             self._shortage.refused(error, len(blocks), time.monotonic_ns())
             raise Refused(E_DISK_FULL, str(error)) from error
         if self._shortage.text:
             self._shortage.stored()
+        if sifted is not None:
+            self._dedupe.stored(sifted, first_offset, self._log.end)
+            if sifted.rest:
+                self._listener.repeated(request, self._dedupe.left(sifted, first_offset))
         pending = _Pending(
-            request, first_offset, time_ns, self._log.end, placed(blocks, first_offset)
+            request, first_offset, time_ns, self._log.end, placed(kept, first_offset)
         )
         self._unsynced.append(pending)
         # In a mode that was set a moment ago, an earlier append may still wait.
@@ -441,10 +463,27 @@ class StorageActor:
                 raise Refused(E_CLOSING, "the topic is being deleted")
             self.extension.check()
             self._retention.admit_delayed()
-            self._delayed.append(request, checked(blocks), delays_ms, self._log.end)
+            sifted = self._dedupe.sift(checked(blocks))
+            kept, stored = blocks, None
+            if sifted is not None:
+                kept = sifted.blocks
+                delays_ms = [delays_ms[position] for position in sifted.kept]
+                stored = partial(self._dedupe.delayed, kept)
+            self._delayed.append(request, kept, delays_ms, self._log.end, stored)
+            if sifted is not None and sifted.rest:
+                self._listener.repeated(request, self._dedupe.left(sifted, NO_OFFSET))
         except DiskFull as error:
             self._shortage.refused(error, len(blocks), time.monotonic_ns())
             raise Refused(E_DISK_FULL, str(error)) from error
+
+    @property
+    def dedupes(self) -> bool:
+        """True if the topic has a window of ids. Otherwise it does not read the ids of blocks."""
+        return self._dedupe.is_on
+
+    def repeats_of(self, block: Block, place: tuple[int, ...]) -> Repeats:
+        """Return which messages of a block that is sent again were stored by another one."""
+        return self._dedupe.repeats_of(block, place)
 
     def pause(self, is_paused: bool, then: Callable[[int], None]) -> int:
         """Set the end up to which channels may see messages, or remove it.
@@ -626,6 +665,7 @@ class StorageActor:
         if self.state.waits_for_log(self._log.synced_end):
             self._start_sync()
             return
+        self.state.batch.ids = self._dedupe.range(self._log.synced_end)
         self.state.commit(self._log.synced_end, *self._producers.take(time.time_ns()))
 
     # Orders
@@ -673,7 +713,12 @@ class StorageActor:
             and self._stages.is_idle()
             and self._delayed.is_idle()
         )
-        return idle and not self._housekeeping.pending and self.extension.stop()
+        return (
+            idle
+            and self._dedupe.is_idle
+            and not self._housekeeping.pending
+            and self.extension.stop()
+        )
 
     def end(self) -> None:
         """Close the files after a stop."""
@@ -685,7 +730,7 @@ class StorageActor:
     def _troubles(self) -> list[str]:
         """Return the alarms that last as long as their causes."""
         troubles = [self._reads.unreadable] if self._reads.unreadable else []
-        troubles += filter(None, [self.extension.refusal()])
+        troubles += filter(None, [self.extension.refusal(), self._dedupe.alarm()])
         return [*troubles, *self.extension.alarms()]
 
     def statistics(self) -> StoragePulse:
@@ -712,6 +757,7 @@ class StorageActor:
             "disk_refused_count": self._shortage.refused_count,
             **self._retention.statistics(),
             **self._delayed.statistics(),
+            **self._dedupe.statistics(),
             **self._stages.statistics(),
             "oldest_ns": self._oldest.refresh(floors),
         }

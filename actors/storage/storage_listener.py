@@ -5,8 +5,10 @@ It is a protocol because the topic uses its storage, which cannot import the top
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+from .sifting import Left
 
 
 class StorageListener(Protocol):
@@ -23,6 +25,14 @@ class StorageListener(Protocol):
         """Note the new durable end after an append that the topic did not make.
 
         Such appends are committed stages, and delayed messages that became due.
+        """
+
+    def repeated(self, request: int, left: Mapping[int, Left]) -> None:
+        """Note what is left of blocks of a request, because their other messages are known.
+
+        `left` is by the positions of the blocks in the request. It is called before the blocks are
+        stored. The offsets of `appended` and the keys of `delayed_stored` are then those of what is
+        left.
         """
 
     def delayed_stored(self, request: int, keys: Sequence[tuple[int, int]]) -> None:

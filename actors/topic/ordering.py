@@ -32,22 +32,24 @@ from ...transport.block.block import Block
 from ...transport.errors import E_CLOSED, E_HELLO, E_LIMIT, E_SEQUENCE
 from ...transport.reports import PublisherStats
 from ...transport.units import NS_PER_MS, NS_PER_S
-from ...transport.wire.protocol import Delayed, Stored, Unstored
+from ...transport.wire.protocol import Delayed, Duplicates, Stored, Unstored
 from ..runtime.pulses import OrderingPulse
 from ..settings import options
 from ..settings.closing import TO_PUBLISHERS
+from ..storage.sifting import Left, Repeats
 
 Peer = tuple[bytes, ...]
 # A block is written as two pieces, and one `writev` takes at most 1,024 pieces (IOV_MAX).
 BLOCKS_AN_APPEND: Final = 500
 Place = tuple[int, ...]  # (first offset,), or (due time, serial) for a delayed block
+NOWHERE: Final = (-1,)  # the place of a block of which nothing was stored
 
 
 class Reply(NamedTuple):
     """A message that the actor must send to this peer."""
 
     peer: Peer
-    message: Stored | Unstored | Delayed
+    message: Stored | Unstored | Delayed | Duplicates
 
 
 class _Entry(NamedTuple):
@@ -56,6 +58,12 @@ class _Entry(NamedTuple):
     block: Block
     peer: Peer
     delay_ms: int = 0  # 0: not delayed
+    left: Left | None = None  # None: the whole block
+
+    @property
+    def kept(self) -> Block | None:
+        """The block that is stored, or None if all of its messages were stored before."""
+        return self.block if self.left is None else self.left.block
 
 
 @dataclass(slots=True)
@@ -107,11 +115,15 @@ class Ordering:
         self,
         producers: Mapping[int, tuple[int, Sequence[Sequence[int]]]],
         confirms_late: Callable[[], bool] = lambda: False,
+        repeats: Callable[[Block, Place], Repeats] = lambda block, place: (),
     ) -> None:
         """Create the ordering from the recovered producers.
 
         `confirms_late` returns True if appends are confirmed long after they are on the disk. Then
         more of them are under way at once.
+
+        `repeats` returns which messages of a block that is sent again were stored by another one,
+        if this one was stored at `place`.
 
         `producers` maps an id to the next sequence and the recent places: (sequence, first offset),
         or (sequence, due time, serial) for a delayed block.
@@ -121,6 +133,7 @@ class Ordering:
             for pid, (nxt, recent) in producers.items()
         }
         self._confirms_late = confirms_late
+        self._repeats = repeats
         self._links: dict[Peer, _ProducerLink] = {}
         self._queue: list[_Entry] = []
         self._queue_bytes = 0
@@ -267,6 +280,9 @@ class Ordering:
             return []
         if sequence < producer.expected:
             place = producer.recent.get(sequence, ())
+            repeats = self._repeats(block, place) if block.ids else ()
+            if repeats:
+                return [Reply(peer, _duplicates(sequence, place, repeats))]
             return [
                 Reply(
                     peer,
@@ -313,7 +329,7 @@ class Ordering:
         """
         is_late = self._confirms_late()
         out_max = options.APPENDS_OUT_SHIPPED if is_late else options.APPENDS_OUT_MAX
-        if not self._queue or len(self._out) >= out_max:
+        if not self._queue or len(self._out) >= out_max or self._waits_for_ids():
             return None
         if (
             self._out
@@ -331,6 +347,27 @@ class Ordering:
             if producer.held:
                 self._release(producer)
         return self._request, [entry.block for entry in batch]
+
+    def _waits_for_ids(self) -> bool:
+        """Return True if the next append may have ids that delayed blocks under way have too.
+
+        It is not known yet whether those will be stored. This wait is rare and short.
+        """
+        if self._delayed_out is None or not any(entry.block.ids for entry in self._delayed_out[1]):
+            return False
+        return any(entry.block.ids for entry in self._queue[:BLOCKS_AN_APPEND])
+
+    def repeated(self, request: int, left: Mapping[int, Left]) -> None:
+        """Note what is left of some blocks of a request, by their positions in it.
+
+        The storage has found that their other messages are stored already. It stores the rest.
+        """
+        if self._delayed_out is not None and self._delayed_out[0] == request:
+            batch = self._delayed_out[1]
+        else:
+            batch = self._out[request]
+        for index, rest in left.items():
+            batch[index] = batch[index]._replace(left=rest)
 
     def next_delayed(self) -> tuple[int, list[Block], list[int]] | None:
         """Return (request, blocks, delays in ms) to hand to the storage now, or None.
@@ -357,14 +394,18 @@ class Ordering:
             return []
         batch = self._take_delayed_out()
         replies = []
-        for entry, key in zip(batch, keys, strict=True):
+        following = iter(keys)
+        for entry in batch:
             self._answered(entry)
             producer = self._producers[entry.producer_id]
-            self._remember(producer, entry.sequence, tuple(key))
-            replies += [
-                Reply(peer, Delayed(entry.sequence, *key))
-                for peer in producer.waiting.pop(entry.sequence, ())
-            ]
+            place = NOWHERE if entry.kept is None else tuple(next(following))
+            self._remember(producer, entry.sequence, place)
+            message: Delayed | Duplicates
+            if entry.left is None:
+                message = Delayed(entry.sequence, *_as_key(place))
+            else:
+                message = _duplicates(entry.sequence, place, entry.left.repeats)
+            replies += [Reply(peer, message) for peer in producer.waiting.pop(entry.sequence, ())]
         for producer_id in dict.fromkeys(entry.producer_id for entry in batch):
             self._release(self._producers[producer_id])
         return replies
@@ -381,24 +422,35 @@ class Ordering:
     ) -> tuple[list[Reply], list[tuple[Block, int]]]:
         """Note that this append is stored.
 
-        Return the replies, one Stored for each peer, and the blocks with their offsets for the
+        Return the replies, one Stored for each peer and one Duplicates for each block that was not
+        stored as a whole, and the blocks with their offsets for the
         channels.
         """
         batch = self._out.pop(request, None)
         if batch is None:
             return [], []
         answers: dict[Peer, list[tuple[int, int]]] = {}
+        others: list[Reply] = []
         placed: list[tuple[Block, int]] = []
         offset = first_offset
         for entry in batch:
             self._answered(entry)
-            placed.append((entry.block, offset))
+            kept = entry.kept
+            place = NOWHERE if kept is None else (offset,)
             producer = self._producers[entry.producer_id]
-            self._remember(producer, entry.sequence, (offset,))
-            for peer in producer.waiting.pop(entry.sequence, ()):
-                answers.setdefault(peer, []).append((entry.sequence, offset))
-            offset += entry.block.count
-        return [Reply(peer, Stored(tuple(blocks))) for peer, blocks in answers.items()], placed
+            self._remember(producer, entry.sequence, place)
+            waiting = producer.waiting.pop(entry.sequence, ())
+            if entry.left is not None:
+                answer = _duplicates(entry.sequence, place, entry.left.repeats)
+                others += [Reply(peer, answer) for peer in waiting]
+            else:
+                for peer in waiting:
+                    answers.setdefault(peer, []).append((entry.sequence, offset))
+            if kept is not None:
+                placed.append((kept, offset))
+                offset += kept.count
+        replies = [Reply(peer, Stored(tuple(blocks))) for peer, blocks in answers.items()]
+        return replies + others, placed
 
     def _remember(self, producer: _Producer, sequence: int, place: Place) -> None:
         producer.recent[sequence] = place
@@ -499,6 +551,10 @@ class Ordering:
             "pending_appends": pending,
             "queued_blocks": len(self._queue) + len(self._delayed),
         }
+
+
+def _duplicates(sequence: int, place: Place, repeats: Repeats) -> Duplicates:
+    return Duplicates(sequence, _as_offset(place), *_as_key(place), repeats)
 
 
 def _as_offset(place: Place) -> int:

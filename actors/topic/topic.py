@@ -15,7 +15,7 @@ from typing import Any, cast
 import zmq
 
 from ...transport.block.block import Limits, check_block
-from ...transport.block.block_format import ADDRESSED
+from ...transport.block.block_format import HAS_IDS, PUBLISHED
 from ...transport.errors import (
     E_BAD_ARGUMENT,
     E_BAD_BLOCK,
@@ -29,12 +29,14 @@ from ...transport.errors import (
 from ...transport.units import NS_PER_MS
 from ...transport.wire import protocol as p
 from ...transport.wire.dead_letter import check_block_headers
+from ...transport.wire.dedupe import digests_of
 from ..primitives.rates import RECENT_NS, RateMeter
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
 from ..runtime.pulses import TopicDetails, TopicPulse, is_troubled
 from ..settings import options
 from ..settings.starts import TopicStart
+from ..storage.sifting import Left
 from ..storage.storage_actor import StorageActor
 from .fanout import Fanout
 from .ordering import Ordering, Peer, Reply
@@ -50,7 +52,11 @@ class TopicActor(Actor[TopicStart]):
         start = self.given.storage
         self.storage = self._open_storage()
         recovered = self.storage.recovered()
-        self.ordering = Ordering(recovered.producers, lambda: self.storage.extension.confirms_late)
+        self.ordering = Ordering(
+            recovered.producers,
+            lambda: self.storage.extension.confirms_late,
+            self.storage.repeats_of,
+        )
         self.ordering.closed = start.closed
         self.limits = Limits(start.message_bytes_max)
         # Answers to orders, sent once all earlier blocks are answered.
@@ -130,14 +136,16 @@ class TopicActor(Actor[TopicStart]):
             block = blocks[0]
             header = block.header
             sequence = header.sequence
-            if header.flags & ~ADDRESSED or header.reserved_1 or header.reserved_2:
+            if header.flags & ~PUBLISHED or header.reserved_1 or header.reserved_2:
                 text = (
-                    f"a published block may have no flag except {ADDRESSED} (messages for one "
-                    "channel), and 0 in its reserved fields"
+                    f"a published block may have no flags except those of {PUBLISHED}, and 0 in "
+                    "its reserved fields"
                 )
                 raise UsageError(E_BAD_BLOCK, text)
             check_block(block, self.limits)
             check_block_headers(block)
+            if header.flags & HAS_IDS and self.storage.dedupes:
+                block.ids = digests_of(block)
             if not 0 <= delay_ms <= p.DELAY_MS_MAX or (delay_ms == 0) != (
                 type(mail.message) is p.Pub
             ):
@@ -150,7 +158,9 @@ class TopicActor(Actor[TopicStart]):
             port.send(mail.envelope, p.Unstored(sequence, -1, error.code, error.text))
             return
         replies = self.ordering.publish(mail.envelope, block, time.monotonic_ns(), delay_ms)
-        repeats = any(isinstance(reply.message, (p.Stored, p.Delayed)) for reply in replies)
+        repeats = any(
+            isinstance(reply.message, (p.Stored, p.Delayed, p.Duplicates)) for reply in replies
+        )
         if repeats and self.storage.extension.repeats_must_wait():
             # Its Hello was answered before. On a new link, the next one waits.
             self.ordering.bye(mail.envelope)
@@ -232,6 +242,9 @@ class TopicActor(Actor[TopicStart]):
             self._messages += block.count
             self._bytes += block.length
         self._offer()
+
+    def repeated(self, request: int, left: Mapping[int, Left]) -> None:
+        self.ordering.repeated(request, left)
 
     def delayed_stored(self, request: int, keys: Sequence[tuple[int, int]]) -> None:
         self._send(self.ordering.kept(request, keys))

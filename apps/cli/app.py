@@ -155,7 +155,8 @@ SECTIONS: Final = {
         "serve": CommandPlace("run.serve:serve", "Run the broker in the foreground.", linux=True),
         "standby": CommandPlace("run.serve:standby", "Follow a broker through its bucket, and take over.", linux=True),
         "handover": CommandPlace("manage.handover:handover", "Let the standby take over from the primary."),
-        "cluster": CommandPlace("manage.cluster:cluster", "Show the brokers of the cluster, and the parts of topics."),
+        "cluster": CommandPlace("manage.balance:cluster", "Show the brokers of the cluster, and the parts of topics; balance them."),
+        "broker": CommandPlace("manage.broker:broker", "Drain a broker of the cluster, or forget one that is gone."),
         "doctor": CommandPlace("run.doctor:doctor", "Check this machine.", linux=True),
         "config": CommandPlace("run.config:config", "Show the options of serve, and the source of each.", linux=True),
         "completion": CommandPlace("completion:completion", "Complete commands, topics and channels in bash, zsh or fish."),
@@ -168,6 +169,7 @@ SECTIONS: Final = {
         "tail": CommandPlace("messages.tail:tail", "Write a topic's messages from an offset or a time."),
         "delayed": CommandPlace("messages.delayed:delayed", "List, count or cancel delayed messages."),
         "schedule": CommandPlace("messages.schedule:schedule", "Publish a message at the times of a cron expression."),
+        "errors": CommandPlace("messages.errors:errors", "Show why messages became dead letters."),
         "redrive": CommandPlace("messages.redrive:redrive", "Send dead letters back to their channels."),
     },
     "Look": {
@@ -181,6 +183,7 @@ SECTIONS: Final = {
     "Manage": {
         "topic": CommandPlace("manage.topic:topic", "Create, set, show, list, close, retire, delete, pause a topic."),
         "channel": CommandPlace("manage.topic:channel", "Create, set, show, list, delete, pause, empty a channel; skip messages."),
+        "cancel": CommandPlace("messages.cancel:cancel", "Cancel messages that wait."),
         "seek": CommandPlace("inspect.message:seek", "Move a channel back or forward."),
     },
     "Keep a copy": {

@@ -16,6 +16,8 @@ from typing import Final
 
 import click
 
+from ...transport.durations import parse_seconds, spelled
+
 UNITS_BYTES: Final = {
     "": 1, "b": 1,
     "k": 1024, "kib": 1024, "kb": 1000,
@@ -23,14 +25,11 @@ UNITS_BYTES: Final = {
     "g": 1024**3, "gib": 1024**3, "gb": 1000**3,
     "t": 1024**4, "tib": 1024**4, "tb": 1000**4,
 }  # fmt: skip
-UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 NO_BOUND: Final = ("none", "-1")
 BYTES_MAX: Final = 1 << 62
 COUNT_DIGITS_MAX: Final = 18  # keeps numbers below 2**62, as for all settings
-SECONDS_MAX: Final = 100 * 366 * 86_400
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
@@ -54,39 +53,30 @@ def parse_bytes(text: str) -> int:
     return round(size)
 
 
-def parse_seconds(text: str) -> float:
-    """Return the seconds of 90, 90s, 15m, 1h30m, 7d, 2w or 500ms.
+UNITS_RATE: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
+_RATE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(?:/\s*([a-z]+))?", re.ASCII)
+
+
+def parse_rate(text: str) -> float:
+    """Return the messages a second of 100, 100/s, 30/m, 5/h or 1/d.
 
     Raises `ValueError`, which says what is wrong.
     """
-    spelling = text.strip().lower()
-    if re.fullmatch(r"\d+(\.\d+)?", spelling, re.ASCII):
-        spelling += "s"
-    total, at = 0.0, 0
-    while at < len(spelling):
-        match = _PART.match(spelling, at)
-        if match is None or match[2] not in UNITS_S:
-            break
-        total, at = total + float(match[1]) * UNITS_S[match[2]], match.end()
-    if not spelling or at < len(spelling):
+    match = _RATE.fullmatch(text.strip().lower())
+    if match is None or (match[2] or "s") not in UNITS_RATE:
         raise ValueError(
-            f"{text!r} is not a time; use seconds, or numbers with s, m, h, d, w, as in 90, "
-            "15m, 1h30m, 7d"
+            f"{text!r} is not a rate; use a number with /s, /m, /h or /d, as in 100/s or 30/m"
         )
-    if total > SECONDS_MAX:
-        raise ValueError(f"{text!r} is longer than the limit of 100 years")
-    return total
+    return float(match[1]) / UNITS_RATE[match[2] or "s"]
 
 
-def spelled(seconds: float) -> str:
-    """Return seconds in the form that `parse_seconds` accepts: 90061.5 as 1d1h1m1.5s."""
-    left = round(seconds, 3)
-    text = ""
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        count = int(left // size)
-        text += f"{count}{unit}" if count else ""
-        left = round(left - count * size, 3)
-    return text + (f"{left:.3f}".rstrip("0").rstrip(".") + "s" if left or not text else "")
+def spelled_rate(rate: float) -> str:
+    """Return messages a second in the form that `parse_rate` accepts: 0.5 as 30/m."""
+    for unit in ("s", "m", "h"):
+        count = round(rate * UNITS_RATE[unit], 6)
+        if count >= 1 and (count == int(count) or unit == "h"):
+            return f"{count:.6f}".rstrip("0").rstrip(".") + f"/{unit}"
+    return f"{rate * UNITS_RATE['d']:.6f}".rstrip("0").rstrip(".") + "/d"
 
 
 def parse_count(text: str) -> int:
@@ -168,6 +158,23 @@ class BoundedSize(SizeType):
 class Seconds(_Quantity):
     name = "time"
     parse = staticmethod(parse_seconds)
+
+
+class Rate(_Quantity):
+    name = "rate"
+    parse = staticmethod(parse_rate)
+
+
+class PositiveRate(Rate):
+    """A rate that must be above 0."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        rate = super().convert(value, param, ctx)
+        if not rate:
+            self.fail(f"{value!r} is not allowed: it must be above 0, as 50/s", param, ctx)
+        return rate
 
 
 class BoundedSeconds(Seconds):

@@ -151,7 +151,7 @@ def health(stats: BrokerStats) -> Iterator[CheckResult]:
         )
     if disk_full := stats.get("disk", {}).get("full"):
         yield CheckResult(
-            PROBLEM, "broker", disk_full, "free space; see docs/operations.md, A full disk"
+            PROBLEM, "broker", disk_full, "free space; see docs/runbooks.md, A full disk"
         )
     for topic in stats["topics"]:
         if topic.get("health", "OK") != "OK" and not (
@@ -161,7 +161,7 @@ def health(stats: BrokerStats) -> Iterator[CheckResult]:
                 PROBLEM,
                 "broker",
                 f"topic {topic['topic_name']}: {topic['health']}",
-                "see the broker's log, and docs/operations.md, What to do",
+                "see the broker's log, and docs/runbooks.md",
             )
     for alarm in stats.get("alarms", ()):
         if disk_full and not alarm.get("topic"):

@@ -15,6 +15,7 @@ from typing import Any, Final
 import lmdb
 
 from ...storage import documents
+from ...storage.dedupe.id_check import batches_of, good_bytes
 from ...storage.delayed import delayed_format
 from ...storage.delayed.delayed_format import DelayedKey
 from ...storage.errors import Damaged, ForeignDirectory
@@ -227,10 +228,22 @@ def _delayed_row(key: bytes, value: bytes, bodies: bool) -> Iterator[Record]:
             producer = delayed_format.DelayedProducer(*unpack_value(data))
             number = delayed_format.parse_producer_key(key)
             yield record("producer", producer=f"{number:016x}", **plain(producer._asdict()))
+        elif key[:1] == delayed_format.IDS:
+            yield record("ids", time_ns=delayed_format.parse_ids_key(key), digests=data.hex())
         else:
             yield with_bytes(damaged("a row of an unknown kind", bytes=len(value)), key=key)
     except (Damaged, ZsqError, ValueError, TypeError) as error:
         yield with_bytes(damaged(error, bytes=len(value)), key=key)
+
+
+def dump_ids(files: Files, path: str) -> Iterator[Record]:
+    """Yield the ids of a file, and what is damaged at its end."""
+    for batch in batches_of(files, path):
+        for digest, offset, time_ns in batch.entries:
+            yield record("id", digest=digest.hex(), offset=offset, time_ns=time_ns)
+    good, size = good_bytes(files, path)
+    if good != size:
+        yield damaged("no good batch of ids", position=good, bytes=size - good)
 
 
 def dump_snapshot(files: Files, path: str) -> Iterator[Record]:
@@ -311,6 +324,7 @@ def dump(path: str, kind: str, *, bodies: bool = False) -> Iterator[Record]:
         return shipped(files, path, partial(_row, bodies))
     plain = {
         kinds.INDEX: dump_index,
+        kinds.IDS: dump_ids,
         kinds.BAD: dump_bad,
         kinds.BAD_ROW: dump_bad_row,
         kinds.SNAPSHOT: dump_snapshot,

@@ -8,6 +8,7 @@ from typing import Final
 
 from ...storage.bucket.archive.archive_format import INDEX_OBJECT_MAGIC
 from ...storage.bucket.shipping.tick_format import TICK_MAGIC
+from ...storage.dedupe.id_format import FILE_MAGIC as IDS_MAGIC
 from ...storage.errors import Damaged
 from ...storage.log.log_format import (
     CHUNK_COPY_BYTES,
@@ -31,6 +32,7 @@ from ...storage.nsq.disk_queue_format import parse_meta_name as parse_nsqd_meta_
 HEAD_BYTES: Final = 64 * 1024
 CHUNK: Final = "chunk"  # the file of a stage has the same format
 INDEX: Final = "index"
+IDS: Final = "ids"
 BAD: Final = "bad"
 BAD_ROW: Final = "bad row"
 IDENTITY: Final = "identity"
@@ -85,6 +87,7 @@ _BY_CONTENT: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
         ),
     ),
     (INDEX, lambda head: head[:4] == INDEX_MAGIC),
+    (IDS, lambda head: head[:4] == IDS_MAGIC),
     (ENVIRONMENT, lambda head: head[_LMDB_AT : _LMDB_AT + 4] == _LMDB_MAGIC),
     (BAD, lambda head: head.startswith(b'{"zsq": "bad"')),
     (BAD_ROW, lambda head: head.startswith(b'{"zsq": "delayed row"')),

@@ -33,7 +33,7 @@ from ...transport.block.block import (
     Block,
     Header,
 )
-from ...transport.block.block_format import ADDRESSED
+from ...transport.block.block_format import ADDRESSED, EXPIRES, HAS_IDS, REVOCABLE
 from ...transport.checksum import crc32c
 from ...transport.errors import ZsqError
 from ...transport.wire.codec import user_headers
@@ -52,6 +52,9 @@ _FLAGS: Final = (
     (MARK, "mark"),
     (DELAYED, "delayed"),
     (ADDRESSED, "addressed"),
+    (EXPIRES, "expires"),
+    (REVOCABLE, "revocable"),
+    (HAS_IDS, "ids"),
 )
 
 

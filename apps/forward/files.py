@@ -33,7 +33,6 @@ from ...transport.errors import E_EXISTS, UsageError, ZsqError
 from ...transport.message_object import as_object
 from ...transport.names import base_of, part_name
 from ...transport.system import node_name
-from ...transport.wire.protocol import UNBEGUN
 from ..local_files import InUse, locked, sync_file, sync_folder
 from .mirror import REST_MAX_S, REST_S, Say, Stop
 
@@ -196,7 +195,7 @@ class _Writer:
                 if self._stopping.wait(rest_s):
                     for batch in batches:  # the end of the command uses no attempt
                         with contextlib.suppress(ZsqError):
-                            batch._give_back(UNBEGUN, "")
+                            batch.defer()
                     return False
                 rest_s = min(REST_MAX_S, 2 * rest_s)
                 if time.monotonic() - touched_s >= TOUCH_S:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from ...transport.block.block import LARGEST, Block, pack
-from ...transport.block.block_format import ADDRESSED
+from ...transport.block.block_format import ADDRESSED, STAGED
 from ...transport.client.blocking.client import Admin, Consumer, Reader
 from ...transport.client.blocking.stage_writer import StageCommitter, StageWriter
 from ...transport.client.core.message import Fetched, missing_in
@@ -47,6 +47,7 @@ from ...transport.settings import split_tags
 from ...transport.whole_topic import whole_topic
 from ...transport.wire.codec import CHANNEL_HEADER, pack_headers, unpack_headers
 from ...transport.wire.dead_letter import addressee, addressees
+from ...transport.wire.lifetime import with_lifetime
 from ...transport.wire.spread import HasParts, KeyParts, parts_of_keys
 from ..export import logs_of
 
@@ -480,7 +481,8 @@ class Choice(NamedTuple):
         block, indexes = self
         is_addressed = bool(block.header.flags & ADDRESSED)
         if len(indexes) == block.count and not is_addressed:
-            return block
+            flags = block.header.flags & STAGED
+            return Block(block.header._replace(flags=flags), block.payload, block.columns)
         keys, tags, headers = (
             None if column is None else [column.value(index) for index in indexes]
             for column in (block.key, block.tag, block.headers)
@@ -488,7 +490,7 @@ class Choice(NamedTuple):
         if headers is not None and is_addressed:
             headers = [_without_address(packed) for packed in headers]
         times = block.times
-        return pack(
+        rows = pack(
             [block.body.value(index) or b"" for index in indexes],
             keys=keys,
             tags=tags,
@@ -496,6 +498,7 @@ class Choice(NamedTuple):
             times=None if times is None else [times[index] for index in indexes],
             limits=LARGEST,
         )
+        return with_lifetime(rows, headers)
 
 
 def choose(

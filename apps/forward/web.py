@@ -33,14 +33,13 @@ from ...transport.client.core.message import StoredMessage
 from ...transport.client.core.message_batch import MessageBatch
 from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ...transport.message_object import as_object
-from ...transport.wire.protocol import UNBEGUN
 from .mirror import Say, Stop
 
 RETRY_S: Final = 60.0
 ANSWER_S: Final = 30.0
 RETRY_FIRST_S: Final = 0.5  # the first wait; each further one is twice as long, with jitter
 RETRY_MAX_S: Final = 30.0
-REQUEUE_MAX_S: Final = 3600.0
+DEFER_MAX_S: Final = 86_400.0  # a server may ask for more by mistake
 BATCH_WAIT_S: Final = 0.5
 FAILURES_MAX: Final = 16  # single messages of a refused batch that may fail in a row
 POLL_S: Final = 0.2
@@ -229,7 +228,7 @@ class _Sender:
             except ServerRefused as error:
                 if not error.delay_s:
                     raise
-                self._requeue([message], error)
+                self._defer([message], error)
             except _Stopped:
                 give_back([message])
 
@@ -239,7 +238,7 @@ class _Sender:
                 self._send(list(batch))
             except ServerRefused as error:
                 if error.delay_s:
-                    self._requeue(batch, error)
+                    self._defer(batch, error)
                 elif error.is_final and len(batch) > 1:
                     self._send_one_by_one(batch, error)
                 else:
@@ -263,15 +262,18 @@ class _Sender:
                     return
             failures += 1
             if error.delay_s:
-                self._requeue([message], error)
+                self._defer([message], error)
             else:
                 batch.fail(message, error)
 
-    def _requeue(self, messages: Sequence[Message], error: ServerRefused) -> None:
-        """Give messages back for as long as the server asked for."""
+    def _defer(self, messages: Sequence[Message], error: ServerRefused) -> None:
+        """Put messages off for as long as the server asked for.
+
+        That uses no attempt: a limit of the server must not make dead letters.
+        """
         for message in messages:
             self.note_error(message, error)
-            message.requeue(min(error.delay_s, REQUEUE_MAX_S), error=error)
+            message.defer(error.delay_s)
 
     def note_error(self, message: object, error: BaseException) -> None:
         """Count a delivery that failed, and tell why, once for each reason."""
@@ -468,7 +470,7 @@ def give_back(messages: Iterable[Message]) -> None:
     """
     for message in messages:
         with contextlib.suppress(ZsqError):  # the lease has ended, or the consumer is closed
-            message._give_back(UNBEGUN, "")
+            message.defer()
 
 
 def body_of(messages: Sequence[Message], kind: str) -> bytes:
@@ -509,8 +511,8 @@ def delay_of(retry_after: str | None, now_s: float) -> float:
     """Return the seconds of a header Retry-After, or 0 if there is none that can be read. Pure."""
     text = (retry_after or "").strip()
     if text.isascii() and text.isdigit() and len(text) < 10:
-        return min(float(text), REQUEUE_MAX_S)
+        return min(float(text), DEFER_MAX_S)
     try:
-        return min(max(0.0, parsedate_to_datetime(text).timestamp() - now_s), REQUEUE_MAX_S)
+        return min(max(0.0, parsedate_to_datetime(text).timestamp() - now_s), DEFER_MAX_S)
     except (TypeError, ValueError, OverflowError):
         return 0.0

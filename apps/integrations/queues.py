@@ -48,15 +48,17 @@ class QueueTopics:
         """Note that the topic was deleted."""
         self._existing.discard(topic)
 
-    def publish(self, topic: str, body: bytes, delay_s: float | None) -> None:
+    def publish(
+        self, topic: str, body: bytes, delay_s: float | None, revoke_key: str | None = None
+    ) -> None:
         """Publish a message. It is on disk when this returns."""
         self.make(topic)
         try:
-            self._producer.publish(topic, body, delay=delay_s)
+            self._producer.publish(topic, body, delay=delay_s, revoke_key=revoke_key)
         except NotFound:  # it was deleted meanwhile, and begins anew as at its first use
             self.forget(topic)
             self.make(topic)
-            self._producer.publish(topic, body, delay=delay_s)
+            self._producer.publish(topic, body, delay=delay_s, revoke_key=revoke_key)
 
 
 def make_queue(admin: Admin, topic: str, *, works: bool) -> None:

@@ -16,13 +16,18 @@ from typing import Any, Final
 from ...actors.channel.core import ChannelCore
 from ...actors.channel.dead_letters import letters
 from ...actors.channel.deferred import Row
-from ...actors.channel.lease import Changes, OutgoingDelivery
+from ...actors.channel.lease import Changes, OutgoingDelivery, Peer
+from ...actors.primitives.ranges import ranges_of
 from ...actors.settings import channel_settings, options
-from ...storage.delayed.delayed_format import DelayedKey, DelayedRow, due_block
+from ...actors.storage.delayed import aged_block
+from ...storage.delayed.delayed_format import DelayedKey, DelayedRow
 from ...transport.block.block import Block, cut, with_place
 from ...transport.errors import ZsqError
 from ...transport.settings import SettingValue
 from ...transport.wire.answers import DelayedRow as ListedRow
+from ...transport.wire.lifetime import revoke_keys
+from ...transport.wire.protocol import Range, Wire
+from .memory_ids import MemoryIds
 
 Send = Callable[[OutgoingDelivery], None]
 ROUNDS_MAX: Final = 100_000
@@ -79,6 +84,24 @@ class MemoryChannel:
                 return done
             done = True
         raise AssertionError(f"channel {self.topic.name}/{self.name} does not come to rest")
+
+    def skip(
+        self, offsets: Sequence[int], *, preview: bool
+    ) -> tuple[list[Range], list[tuple[Peer, list[Range]]]]:
+        """Skip messages. Return what was not finished, and what to tell the consumers."""
+        supply, core = self.core.supply, self.core
+        wanted = ranges_of(offsets)
+        rows: list[Row] = [
+            (start, *row)
+            for start, row in self._deferred.items()
+            if any(first < start + row[0] and start < first + count for first, count in wanted)
+        ]
+        ranges = core.unfinished(wanted, rows, self.topic.head)
+        if preview or not ranges:
+            return ranges, []
+        _, told = core.skip_messages(ranges, rows)
+        supply.dirty = True
+        return ranges, told
 
     def _commit(self) -> bool:
         supply = self.core.supply
@@ -165,7 +188,7 @@ class _MemoryProducer:
 
     def __init__(self) -> None:
         self.expected = 0
-        self.places: dict[int, tuple[int, int]] = {}  # sequence -> (offset, 0) or (due, serial)
+        self.answers: dict[int, Wire] = {}  # sequence -> answer
 
 
 class MemoryTopic:
@@ -174,6 +197,7 @@ class MemoryTopic:
     def __init__(self, name: str) -> None:
         self.name = name
         self.uuid = uuid.uuid4().hex
+        self.ids = MemoryIds()
         self.closed = ""
         self.channels: dict[str, MemoryChannel] = {}
         self.producers: dict[int, _MemoryProducer] = {}
@@ -239,7 +263,7 @@ class MemoryTopic:
         """Append the delayed messages that are due. Return True if there were any."""
         due = sorted(key for key in self._delayed if key.due_ns <= now_ns)
         for key in due:
-            self.append(due_block(DelayedRow(key, self._delayed.pop(key))), now_ns)
+            self.append(aged_block(DelayedRow(key, self._delayed.pop(key)), now_ns), now_ns)
         return bool(due)
 
     def delayed_rows(self, after: DelayedKey | None, limit: int) -> list[ListedRow]:
@@ -265,6 +289,13 @@ class MemoryTopic:
             "next_due_ns": min((key.due_ns for key in keys), default=0),
             "lost": 0,
         }
+
+    def cancel_with(self, keys: frozenset[str]) -> int:
+        """Cancel the delayed messages with these revoke keys. Return their number."""
+        gone = [
+            key for key, block in self._delayed.items() if keys.intersection(revoke_keys(block))
+        ]
+        return len(self.cancel(gone))
 
     def cancel(self, keys: Sequence[DelayedKey] | None) -> list[bool]:
         """Cancel these delayed messages, or all of them."""

@@ -28,11 +28,12 @@ from typing import Any, Final, NoReturn, Self, TypeVar
 import zmq
 
 from ...actors.channel.admission import consumer_of
-from ...actors.channel.lease import OutgoingDelivery
-from ...actors.settings import channel_settings, closing
+from ...actors.channel.lease import Departure, OutgoingDelivery
+from ...actors.settings import channel_settings, closing, options
 from ...actors.settings.options import ServeOptions
 from ...actors.supervisor.commands.topic_settings import checked
 from ...storage.delayed.delayed_format import DelayedKey, parse_key
+from ...storage.retention import resolve
 from ...transport.block.block import Block
 from ...transport.errors import (
     E_BAD_ARGUMENT,
@@ -94,12 +95,13 @@ class MemoryBroker(BrokerForTests):
     `reader` and `admin`. It listens on a free port of 127.0.0.1, with no access control. It is
     started with `start` or on entering `with`, and everything is gone after `stop`.
 
-    It supports publishing (also with delays), channels with all of their settings, dead letters,
-    reading by offset, and these calls of `Admin`: create, configure, delete, pause, unpause, empty
-    and seek for channels; create, delete, close, open, pause and unpause for topics; `topics`, and
-    the calls for delayed messages. Everything else raises `UsageError` with the code E_UNSUPPORTED:
-    `#ephemeral` names, parts, stages, statistics, peeks at channels, and changes of a topic's
-    settings. The retention of a topic is checked, but no message is ever removed.
+    It supports publishing (also with delays and ids), channels with all of their settings, dead
+    letters, reading by offset, and these calls of `Admin`: create, configure, delete, pause,
+    unpause, empty, seek and skip for channels; create, delete, close, open, pause and unpause for
+    topics; `topics`, `cancel`, `revoke`, and the calls for delayed messages. Everything else raises
+    `UsageError` with the code E_UNSUPPORTED: `#ephemeral` names, parts, stages, statistics, peeks
+    at channels, and changes of a topic's settings. The retention of a topic is checked, but no
+    message is ever removed.
     """
 
     def __init__(self) -> None:
@@ -127,6 +129,9 @@ class MemoryBroker(BrokerForTests):
             r.CountDelayedRequest: self._count_delayed,
             r.ListDelayedRequest: self._list_delayed,
             r.CancelDelayedRequest: self._cancel_delayed,
+            r.SkipRequest: self._skip,
+            r.PreviewSkipRequest: self._skip,
+            r.RevokeRequest: self._revoke,
         }
 
     # Life
@@ -256,8 +261,14 @@ class MemoryBroker(BrokerForTests):
             busy = False
             for topic in list(self._topics.values()):
                 busy = topic.move_due(self._now_ns) or busy
+                self._expire_held(topic)
                 for channel in list(topic.channels.values()):
                     busy = channel.work(self._now_ns, self._publish) or busy
+
+    def _expire_held(self, topic: MemoryTopic) -> None:
+        for channel in topic.channels.values():
+            for (client,), ranges in channel.core.expire_held(self._now_ns):
+                self._send(client, p.Cancelled(tuple(ranges), (), 0))
 
     def _publish(self, topic: str, blocks: Sequence[Block]) -> None:
         """Publish dead letters."""
@@ -274,11 +285,13 @@ class MemoryBroker(BrokerForTests):
         except zmq.ZMQError:
             self._forget(client)  # the client is gone
 
-    def _forget(self, client: bytes) -> None:
+    def _forget(self, client: bytes, how: Departure = Departure.LOST) -> None:
         link = self._links.pop(client, None)
         if link is not None and link.kind == "channel":
             with contextlib.suppress(NotFound):
-                self._channel(link.opened.topic, link.opened.channel).core.unsubscribe((client,))
+                self._channel(link.opened.topic, link.opened.channel).core.unsubscribe(
+                    (client,), how
+                )
 
     def _on_frames(self, frames: list[Any]) -> None:
         request = 0
@@ -297,7 +310,7 @@ class MemoryBroker(BrokerForTests):
         elif link is None:
             raise UsageError(E_HELLO, "this connection has no open link: send Open first")
         elif isinstance(message, p.Bye):
-            self._forget(client)
+            self._forget(client, Departure.LOST if message.is_lost else Departure.LEFT)
         elif isinstance(message, p.Beat):
             self._send(client, p.Beat())
         elif link.kind == "topic":
@@ -397,20 +410,29 @@ class MemoryBroker(BrokerForTests):
         if sequence == producer.expected:
             try:
                 self._check_publish(topic)
-            except Refused as error:
+                producer.answers[sequence] = self._store(topic, block, delay_ms)
+            except (Refused, UsageError) as error:
                 self._send(client, p.Unstored(sequence, sequence, error.code, error.text))
                 return
             producer.expected += 1
+        self._send(client, producer.answers[sequence])
+
+    def _store(self, topic: MemoryTopic, block: Block, delay_ms: int) -> p.Wire:
+        """Store a block, without the messages whose ids are known, and return the answer."""
+        sequence, left = block.header.sequence, None
+        sifted = topic.ids.sift(block, self._now_ns)
+        kept = [block] if sifted is None else sifted.blocks
+        first, key = -1, (-1, -1)
+        for rest in kept:
             if delay_ms:
-                due_ns = self._now_ns + delay_ms * NS_PER_MS
-                producer.places[sequence] = topic.delay(block, due_ns)
+                key = topic.delay(rest, self._now_ns + delay_ms * NS_PER_MS)
             else:
-                producer.places[sequence] = (topic.append(block, self._now_ns), 0)
-        place = producer.places[sequence]
-        if delay_ms:
-            self._send(client, p.Delayed(sequence, *place))
-        else:
-            self._send(client, p.Stored(((sequence, place[0]),)))
+                first = topic.append(rest, self._now_ns)
+        if sifted is not None:
+            left = topic.ids.stored(sifted, first, self._now_ns)
+        if left is not None:
+            return p.Duplicates(sequence, first, *key, left.repeats)
+        return p.Delayed(sequence, *key) if delay_ms else p.Stored(((sequence, first),))
 
     # Consumers
 
@@ -427,6 +449,7 @@ class MemoryBroker(BrokerForTests):
                 consumer.timeout_ns // NS_PER_MS,
                 consumer.heartbeat_ns // NS_PER_MS,
                 core.settings.ordered,
+                options.FAIR_BUFFER_MS if core.settings.is_fair else 0,
             )
             # A step of the clock is longer than heartbeats, and no consumer is lost by it.
             consumer.heartbeat_ns = 1 << 60
@@ -459,7 +482,14 @@ class MemoryBroker(BrokerForTests):
         if isinstance(message, p.Begun):
             return core.note_begun(peer, message.token, message.ranges, self._now_ns)
         return core.req(
-            peer, message.token, message.ranges, message.delay_ms, self._now_ns, message.error
+            peer,
+            message.token,
+            message.ranges,
+            message.delay_ms,
+            self._now_ns,
+            message.error,
+            message.traceback,
+            defer=message.defer,
         )
 
     def _deliver(self, delivery: OutgoingDelivery) -> None:
@@ -506,7 +536,10 @@ class MemoryBroker(BrokerForTests):
             _unsupported("parts")
         checked(request.topic, request.sync, request.retention, ServeOptions(data_dir=Path()))
         existed = request.topic in self._topics
-        self._topic(request.topic, create=True)
+        topic = self._topic(request.topic, create=True)
+        if not existed:
+            given = {name: value for name, value in request.retention.items() if value is not None}
+            topic.ids.window_s = resolve(given).dedupe_window_s
         return {"existed": existed}
 
     def _create_channel(self, request: r.CreateChannelRequest) -> dict[str, Any]:
@@ -615,6 +648,32 @@ class MemoryBroker(BrokerForTests):
         if request.all:
             return {"cancelled": len(topic.cancel(None)), "more": False}
         return {"cancelled": tuple(topic.cancel([_key(text) for text in request.keys]))}
+
+    def _skip(self, request: r.SkipRequest) -> dict[str, Any]:
+        channel = self._channel(request.topic, request.channel)
+        ranges, told = channel.skip(
+            request.offsets, preview=isinstance(request, r.PreviewSkipRequest)
+        )
+        for (client,), cancelled in told:
+            self._send(client, p.Cancelled(tuple(cancelled), (), 0))
+        return {
+            "offsets": tuple(
+                offset for first, count in ranges for offset in range(first, first + count)
+            )
+        }
+
+    def _revoke(self, request: r.RevokeRequest) -> dict[str, Any]:
+        topic = self._topic(request.topic)
+        if not topic.channels:
+            text = f"topic {request.topic!r} has no channel, which would keep the keys"
+            raise NotFound(E_NOT_FOUND, f"{text}; create it first")
+        delayed = topic.cancel_with(frozenset(request.keys))
+        for channel in topic.channels.values():
+            channel.core.revoke(request.keys, topic.head)
+            for (client,), consumer in channel.core.consumers.items():
+                if consumer.in_flight:
+                    self._send(client, p.Cancelled((), request.keys, topic.head))
+        return {"delayed": delayed}
 
 
 def _key(text: str) -> DelayedKey:

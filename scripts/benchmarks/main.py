@@ -25,6 +25,8 @@ from .harness.crew import MemberFailed
 from .harness.loads import Shape
 from .harness.report import Report
 from .harness.turns import interruptible
+from .measures.dedupe import dedupe as measure_dedupe
+from .measures.fairness import fairness as measure_fairness
 from .measures.hops import hops as measure_hops
 from .measures.paced import SHARES, PacedReport, Plan
 from .measures.paced import paced as measure_paced
@@ -190,6 +192,48 @@ def priorities(messages: int, size: int, rounds: int, **common: Any) -> None:
     settings = {"messages": f"{messages:,}", "body": f"{size} B", "block": "1,000 messages"}
     measure = lambda broker, report: measure_priorities(broker, report, shape, rounds)  # noqa: E731
     _run("priorities", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command()
+@click.option(
+    "--messages",
+    type=click.IntRange(10_000, 50_000_000),
+    default=500_000,
+    help="Messages of each topic.",
+)
+@_common
+def fairness(messages: int, size: int, rounds: int, **common: Any) -> None:
+    """Measure what fairness between keys costs, how long a new key behind a backlog waits, and the
+    rates of limited channels.
+    """
+    shape = Shape(messages, size, 1000)
+    settings = {"messages": f"{messages:,}", "body": f"{size} B", "block": "1,000 messages"}
+    measure = lambda broker, report: measure_fairness(broker, report, shape, rounds)  # noqa: E731
+    _run("fairness", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command()
+@click.option(
+    "--messages",
+    type=click.IntRange(10_000, 50_000_000),
+    default=300_000,
+    help="Messages of each topic.",
+)
+@click.option(
+    "--ids",
+    type=click.IntRange(10_000, 100_000_000),
+    default=10_000_000,
+    help="Ids of the large index.",
+)
+@_common
+def dedupe(messages: int, size: int, rounds: int, ids: int, **common: Any) -> None:
+    """Measure what ids cost: publishes in blocks with ids beside the same without, and the memory,
+    the disk and the start of an index with many ids.
+    """
+    shape = Shape(messages, size, 1000)
+    settings = {"messages": f"{messages:,}", "body": f"{size} B", "block": "1,000 messages"}
+    measure = lambda broker, report: measure_dedupe(broker, report, shape, rounds, ids)  # noqa: E731
+    _run("dedupe", settings, common | {"rounds": rounds}, measure)
 
 
 @bench.command()

@@ -30,6 +30,7 @@ from typing import Final
 
 from ...transport.block.block import IN_GROUP, Header
 from ...transport.checksum import crc32c
+from ..dedupe.id_check import check_ids
 from ..delayed.delayed_recovery import MADE_SUFFIX, READY_SUFFIX, check_delayed, uuid_of
 from ..directory.store import StoreOptions, TopicIdentity, check_identity, open_store
 from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError
@@ -645,6 +646,11 @@ class _TopicCheck:
         self._check_log()
         self._check_holes()
         self._check_staging()
+        for name, text, may_be_torn in check_ids(
+            self._files, self._directory, self._identity.uuid_bytes
+        ):
+            cost = "the next start reads its ids from the log, as far as the log goes back"
+            self._add(NOTE if may_be_torn else DAMAGE, name, f"{text}; {cost}")
         for name in self._names:
             if name.removesuffix(TEMPORARY_SUFFIX) == BACKUP_NAME:
                 self._add(NOTE, name, "a backup left it behind; the next start removes it")

@@ -17,6 +17,10 @@ removed. Everybody who reads the same entries gets the same view.
 | taken | that other one has all of the part in its own bucket |
 | remove part | a closed part is deleted; its number is not used again |
 | remove | a topic and all its parts are deleted, perhaps only if all parts are closed |
+| drain | a broker gives all its parts to others, or stops doing so |
+| auto | whether brokers move parts by themselves, and how fast |
+| forget | a broker is gone for good: its log of ticks has ended, and it gets no part any more |
+| reclaim | a part of such a broker begins its next hold at another broker |
 
 An entry may be *void*: nobody obeys it. `Directory.objection` says which entries are void. This
 depends only on the entries before it. So whoever adds an entry reads it again to learn whether it
@@ -27,6 +31,12 @@ The *hold* of a part is the number of times that it was given. A `move` names th
 about, and a `give` the next one. So the first `give` of a hold counts, and later ones are void.
 Only the broker that has a part gives it, after its own bucket has that it did. So the directory
 grants nothing that the log of that broker does not grant (tests/models/parts_model.py).
+
+A broker that was forgotten cannot give its parts. A tick that ends its log stands for the release
+(`storage/bucket/shipping/log_end.py`), so a `forget` is added only when this tick exists, and a
+`reclaim` takes the place of the `give`. The `forget` of a broker without parts needs no such tick.
+It counts only while no part is at the broker. A `drain` and a `forget` count only while another
+broker is left that takes parts.
 
 A `remove part` counts only while the part is closed, does not move, and another part is open. So
 the order of the entries decides between a removal and an `open`, a `move`, or the removal of
@@ -185,6 +195,59 @@ class RemoveEntry(NamedTuple):
     is_drained: bool = False
 
 
+class DrainEntry(NamedTuple):
+    """The broker with the number `broker` moves its parts to others, `at_once` at a time, or does
+    not so any more.
+    """
+
+    id: str
+    broker: int
+    is_draining: bool
+    at_once: int
+
+
+class AutoEntry(NamedTuple):
+    """The setting of the cluster that brokers balance their parts by themselves, or not. 0 means
+    no limit, and never.
+
+    `at_once` parts move at a time, and a broker moves `rate` bytes in a second. A broker that does
+    not announce itself for `gone_after_s` seconds is forgotten.
+    """
+
+    id: str
+    is_on: bool
+    rate: int
+    at_once: int
+    gone_after_s: int
+
+
+class ForgetEntry(NamedTuple):
+    """The broker with the number `broker` is gone for good. `tick` ended its log, and is NOBODY
+    for a broker without parts, whose log goes on.
+    """
+
+    id: str
+    broker: int
+    tick: int
+
+
+class ReclaimEntry(NamedTuple):
+    """A part of a broker that was forgotten begins the hold with this number at another broker.
+
+    `log`: the uuid of its log. `tick`: the number of a tick in the bucket of the broker `source`,
+    which has the part. `source` is NOBODY if no bucket has anything of it.
+    """
+
+    id: str
+    uuid: str
+    part: int
+    hold: int
+    broker: int
+    log: str
+    tick: int
+    source: int
+
+
 class Unusable(NamedTuple):
     """An intact entry without the fields of its kind. It is void."""
 
@@ -193,7 +256,8 @@ class Unusable(NamedTuple):
 
 Entry = (
     BrokerEntry | TopicEntry | PartEntry | CloseEntry | OpenEntry | MoveEntry | ReadyEntry
-    | GiveEntry | TakenEntry | RemovePartEntry | RemoveEntry
+    | GiveEntry | TakenEntry | RemovePartEntry | RemoveEntry | DrainEntry | AutoEntry | ForgetEntry
+    | ReclaimEntry
 )  # fmt: skip
 _Move = MoveEntry | ReadyEntry | GiveEntry | TakenEntry
 _NAMES: Final[Mapping[type[Entry], str]] = {
@@ -208,6 +272,10 @@ _NAMES: Final[Mapping[type[Entry], str]] = {
     TakenEntry: "taken",
     RemovePartEntry: "remove part",
     RemoveEntry: "remove",
+    DrainEntry: "drain",
+    AutoEntry: "auto",
+    ForgetEntry: "forget",
+    ReclaimEntry: "reclaim",
 }
 _KINDS: Final[Mapping[str, type[Entry]]] = {name: kind for kind, name in _NAMES.items()}
 
@@ -304,6 +372,10 @@ def _count(value: object) -> str:
     return "" if type(value) is int and value >= 0 else "a number from 0 on"
 
 
+def _place(value: object) -> str:
+    return "" if type(value) is int and value >= NOBODY else "a number from -1 on"
+
+
 def _url(value: object) -> str:
     good = isinstance(value, str) and len(value) <= URL_CHARS_MAX
     return "" if good else f"a URL of at most {URL_CHARS_MAX} characters"
@@ -328,18 +400,43 @@ _CHECKS: Final = {
     "end": _count,
     "is_drained": _bool,
     "log": _hex,
-    "tick": _count,
+    "tick": _place,
+    "source": _place,
     "settings": _settings,
+    "is_draining": _bool,
+    "is_on": _bool,
+    "at_once": _count,
+    "rate": _count,
+    "gone_after_s": _count,
 }
 
 
 class Broker(NamedTuple):
-    """A broker of the cluster. Numbers count from 0 in the order of the first entries."""
+    """A broker of the cluster. Numbers count from 0 in the order of the first entries.
+
+    `draining`: how many parts it gives away at a time, 0 if it keeps them. `gone`: it was
+    forgotten.
+    """
 
     number: int
     uuid: str
     addresses: tuple[str, ...]
     bucket: str = ""
+    draining: int = 0
+    gone: bool = False
+
+    @property
+    def takes_parts(self) -> bool:
+        return not self.draining and not self.gone
+
+
+class Auto(NamedTuple):
+    """The setting `auto` of the cluster, see `AutoEntry`."""
+
+    is_on: bool = False
+    rate: int = 0
+    at_once: int = 1
+    gone_after_s: int = 0
 
 
 class Hold(NamedTuple):
@@ -348,6 +445,8 @@ class Hold(NamedTuple):
     `to` is the broker that shall have the part next, and `is_ready` is True if it said that it is
     ready. `origin` is the broker that had it before and keeps its files, until this broker has
     them. Both are NOBODY if there is none. `log` and `tick` are those of the `give`.
+    `is_reclaimed`: the hold before ended because its broker was forgotten. If no bucket had the
+    part, `log` is "", and the part begins anew.
     """
 
     number: int = 0
@@ -356,6 +455,12 @@ class Hold(NamedTuple):
     origin: int = NOBODY
     log: str = ""
     tick: int = 0
+    is_reclaimed: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the part has no messages from a hold before."""
+        return not self.number or (self.is_reclaimed and not self.log)
 
 
 FIRST_HOLD: Final = Hold()
@@ -421,6 +526,7 @@ class Directory:
         self.next = 0  # the number of the next entry
         self.topics: dict[str, PartedTopic] = {}
         self.removed: set[str] = set()
+        self.auto = Auto()
         self._brokers: list[Broker] = []
         self._number_of: dict[str, int] = {}  # of each broker, by its uuid
         self._names: dict[str, str] = {}  # of each topic that was not removed, by its uuid
@@ -480,7 +586,9 @@ class Directory:
         match entry:
             case BrokerEntry(uuid=uuid, addresses=addresses, bucket=bucket):
                 number = self._number_of.setdefault(uuid, len(self._brokers))
-                self._brokers[number : number + 1] = [Broker(number, uuid, addresses, bucket)]
+                known = self._brokers[number : number + 1] or [Broker(number, uuid, ())]
+                changed = known[0]._replace(addresses=addresses, bucket=bucket)
+                self._brokers[number : number + 1] = [changed]
             case TopicEntry():
                 parted = PartedTopic(
                     entry.topic, entry.uuid, entry.brokers, entry.settings,
@@ -509,6 +617,18 @@ class Directory:
             case RemoveEntry():
                 del self.topics[self._names.pop(entry.uuid)]
                 self.removed.add(entry.uuid)
+            case DrainEntry(broker=number):
+                draining = max(1, entry.at_once) if entry.is_draining else 0
+                self._brokers[number] = self._brokers[number]._replace(draining=draining)
+            case AutoEntry():
+                self.auto = Auto(entry.is_on, entry.rate, entry.at_once, entry.gone_after_s)
+            case ForgetEntry(broker=number):
+                self._brokers[number] = self._brokers[number]._replace(draining=0, gone=True)
+                for name, topic in self.topics.items():
+                    self.topics[name] = _without_moves_to(topic, number)
+            case ReclaimEntry():
+                name = self._names[entry.uuid]
+                self.topics[name] = _reclaimed(self.topics[name], entry)
 
     def objection(self, entry: Entry) -> Objection | None:
         """Return why this entry would be void as the next one, or None if it would count."""
@@ -516,7 +636,9 @@ class Directory:
             return Objection(E_EXISTS, f"entry {self._ids[entry.id]} has the same id")
         match entry:
             case BrokerEntry():
-                if entry.uuid not in self._number_of and len(self._brokers) >= BROKERS_MAX:
+                if (known := self.broker(entry.uuid)) is not None and known.gone:
+                    return _forgotten(known.number)
+                if known is None and len(self._brokers) >= BROKERS_MAX:
                     return Objection(E_LIMIT, f"the cluster has {BROKERS_MAX} brokers, the limit")
                 return None
             case TopicEntry():
@@ -531,6 +653,12 @@ class Directory:
                 return self._of_removal(entry)
             case RemoveEntry():
                 return self._of_topic_removal(entry)
+            case DrainEntry() | ForgetEntry():
+                return self._of_leaving(entry)
+            case AutoEntry():
+                return None
+            case ReclaimEntry():
+                return self._of_reclaim(entry)
 
     def _of_topic(self, entry: TopicEntry) -> Objection | None:
         if entry.topic in self.topics:
@@ -579,6 +707,38 @@ class Directory:
             return Objection(E_EXISTS, f"part {name} is still being taken over by broker {at}")
         return self._of_broker(entry.broker)
 
+    def _of_leaving(self, entry: DrainEntry | ForgetEntry) -> Objection | None:
+        if (objection := self._of_broker(entry.broker)) is not None:
+            return objection
+        is_undo = isinstance(entry, DrainEntry) and not entry.is_draining
+        if not is_undo and not any(
+            broker.takes_parts for broker in self._brokers if broker.number != entry.broker
+        ):
+            text = f"no broker but {entry.broker} takes parts: add one, or end another drain"
+            return Objection(E_BAD_ARGUMENT, text)
+        if isinstance(entry, ForgetEntry) and entry.tick == NOBODY and self.has_parts(entry.broker):
+            return Objection(E_NOT_EMPTY, f"broker {entry.broker} has parts")
+        return None
+
+    def has_parts(self, number: int) -> bool:
+        """Return True if a broker has a part, or the files of one that another broker takes."""
+        return any(
+            number in topic.parts or any(hold.origin == number for hold in topic.holds.values())
+            for topic in self.topics.values()
+        )
+
+    def _of_reclaim(self, entry: ReclaimEntry) -> Objection | None:
+        if (objection := self._of_change(entry)) is not None:
+            return objection
+        topic = self.topics[self._names[entry.uuid]]
+        name, hold = part_name(topic.topic, entry.part), topic.hold(entry.part)
+        at = topic.parts[entry.part]
+        if not self._brokers[at].gone or entry.hold != hold.number + 1:
+            return Objection(E_EXISTS, f"part {name} is at broker {at}, with hold {hold.number}")
+        if entry.source not in (at, hold.origin):
+            return Objection(E_BAD_ARGUMENT, f"part {name} was never at broker {entry.source}")
+        return self._of_broker(entry.broker)
+
     def _of_topic_removal(self, entry: RemoveEntry) -> Objection | None:
         if (objection := self._of_unknown(entry.uuid)) is not None or not entry.is_drained:
             return objection
@@ -605,7 +765,7 @@ class Directory:
         return None
 
     def _of_change(
-        self, entry: CloseEntry | OpenEntry | RemovePartEntry | _Move
+        self, entry: CloseEntry | OpenEntry | RemovePartEntry | ReclaimEntry | _Move
     ) -> Objection | None:
         if (objection := self._of_unknown(entry.uuid)) is not None:
             return objection
@@ -620,9 +780,9 @@ class Directory:
         return Objection(E_NOT_FOUND, f"the topic with the uuid {uuid} {fate}")
 
     def _of_broker(self, number: int) -> Objection | None:
-        if 0 <= number < len(self._brokers):
-            return None
-        return Objection(E_NOT_FOUND, f"the cluster has no broker {number}")
+        if not 0 <= number < len(self._brokers):
+            return Objection(E_NOT_FOUND, f"the cluster has no broker {number}")
+        return _forgotten(number) if self._brokers[number].gone else None
 
 
 def _moved(topic: PartedTopic, entry: _Move) -> PartedTopic:
@@ -641,6 +801,27 @@ def _moved(topic: PartedTopic, entry: _Move) -> PartedTopic:
             return changed._replace(parts=(*topic.parts[:part], broker, *topic.parts[part + 1 :]))
         case TakenEntry():
             return topic.with_hold(part, hold._replace(origin=NOBODY))
+
+
+def _forgotten(number: int) -> Objection:
+    return Objection(E_NOT_FOUND, f"broker {number} was forgotten, so it belongs to no cluster")
+
+
+def _without_moves_to(topic: PartedTopic, broker: int) -> PartedTopic:
+    for part, hold in topic.holds.items():
+        if hold.to == broker:
+            topic = topic.with_hold(part, hold._replace(to=NOBODY, is_ready=False))
+    return topic
+
+
+def _reclaimed(topic: PartedTopic, entry: ReclaimEntry) -> PartedTopic:
+    part, broker = entry.part, entry.broker
+    # A broker that has released the part, and still has its files, simply goes on with them.
+    origin = NOBODY if broker == entry.source else entry.source
+    log = "" if entry.source == NOBODY else entry.log
+    hold = Hold(entry.hold, origin=origin, log=log, tick=max(0, entry.tick), is_reclaimed=True)
+    changed = topic.with_hold(part, hold)
+    return changed._replace(parts=(*topic.parts[:part], broker, *topic.parts[part + 1 :]))
 
 
 def _without(topic: PartedTopic, entry: RemovePartEntry) -> PartedTopic:

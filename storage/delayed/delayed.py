@@ -51,6 +51,7 @@ from ..files import TEMPORARY_SUFFIX, Files
 from ..row_changes import BATCH_BYTES, Row
 from ..rows import META, SUM_MASK, crc_of, key_of, rows_of, unwrap, wrap
 from .delayed_format import (
+    IDS,
     PRODUCER,
     ROW,
     VERSION,
@@ -60,8 +61,11 @@ from .delayed_format import (
     count_of,
     decode_row,
     encode_row,
+    flags_of,
     has_its_size,
+    ids_key,
     names_itself,
+    parse_ids_key,
     parse_producer_key,
     parse_row_key,
     producer_key,
@@ -71,6 +75,7 @@ from .delayed_format import (
 
 # The most keys that are compared one by one to find a row that a search misses.
 WALK_MAX: Final = 20_000
+ID_BYTES: Final = 16  # the size of a digest
 DUE_AT_ONCE: Final = 1  # the first row's due time may be wrong, so `due` must check it at once
 
 
@@ -159,10 +164,14 @@ class Rows:
         """Add a row by its value, if it does not exist. Raises `Damaged`."""
         key = key_of(value)
         # A search for the empty key, which an unreadable value has, is an error of LMDB's.
-        if not key.startswith((ROW, PRODUCER)) or self.txn.get(key) is not None:
+        if not key.startswith((ROW, PRODUCER, IDS)) or self.txn.get(key) is not None:
             return
         if key.startswith(ROW):
             self.add(decode_row(key, value))
+        elif key.startswith(IDS):
+            parse_ids_key(key)
+            unwrap(key, value)
+            self.put_value(key, value)
         else:
             parse_producer_key(key)
             unwrap(key, value)
@@ -413,6 +422,8 @@ class DelayedStore(Environment):
                 rows.meta["serial"] += block.count
                 rows.add(DelayedRow(key, block))
                 keys.append(key)
+                if digests := b"".join(filter(None, block.ids or ())):
+                    rows.put(ids_key(used_ns, key.serial), digests)
                 producer_id, sequence = block.header.producer_id, block.header.sequence
                 known = producers.get(producer_id) or self.producers.get(producer_id)
                 recent = (*(known.recent if known else ()), (sequence, key.due_ns, key.serial))[
@@ -441,6 +452,36 @@ class DelayedStore(Environment):
         if len(self.producers) - len(old) > PRODUCERS_MAX:
             old = sorted(self.producers.keys() - but, key=lambda pid: self.producers[pid].used_ns)
         return old[:EXPIRED_MAX]
+
+    # Ids
+
+    def ids(self) -> list[tuple[int, list[bytes]]]:
+        """Return the time and the digests of the ids of delayed blocks, the oldest first.
+
+        Damaged rows are left out. They cost a duplicate, and no message.
+        """
+        found: list[tuple[int, list[bytes]]] = []
+        with self.reading() as txn:
+            for key, value in rows_of(txn, IDS):
+                with suppress(Damaged):
+                    data = bytes(unwrap(key, value))
+                    digests = [data[at : at + ID_BYTES] for at in range(0, len(data), ID_BYTES)]
+                    found.append((parse_ids_key(key), digests))
+        return found
+
+    def forget_ids(self, since_ns: int) -> bool:
+        """Remove rows of ids that are older than this. Return True if there may be more."""
+        end = ids_key(max(0, since_ns), 0)
+        with self.reading() as txn:
+            old = [bytes(key) for key, _ in islice(rows_of(txn, IDS), EXPIRED_MAX) if key < end]
+
+        def work(rows: Rows) -> None:
+            for key in old:
+                rows.delete(key)
+
+        if old:
+            self._commit("forget", work)
+        return len(old) == EXPIRED_MAX
 
     # Removing messages
 
@@ -537,6 +578,39 @@ class DelayedStore(Environment):
 
         self._commit("cancel", work)
         return answers
+
+    def matching(
+        self,
+        after: DelayedKey | None,
+        rows_max: int,
+        flag: int,
+        indexes_of: Callable[[Block], Iterable[int]],
+    ) -> tuple[list[DelayedKey], DelayedKey | None]:
+        """Look for messages in up to `rows_max` rows behind the row `after`.
+
+        `indexes_of` is called with the blocks that have the flag, and returns the messages that
+        match. Return their keys, and the row to go on after, or None if there are no more rows.
+        Damaged rows are left to `due`.
+        """
+        found: list[DelayedKey] = []
+        start = b"" if after is None else row_key(after._replace(serial=after.serial + 1))
+        last: DelayedKey | None = None
+        with self.reading() as txn:
+            for number, (key, value) in enumerate(rows_from(txn, start)):
+                if number >= rows_max and last is not None:
+                    return found, last
+                try:
+                    last = parse_row_key(key)
+                    if not flags_of(key, value) & flag:
+                        continue
+                    row = decode_row(key, value)
+                except Damaged:
+                    continue
+                found += (
+                    row.key._replace(serial=row.key.serial + index)
+                    for index in indexes_of(row.block)
+                )
+        return found, None
 
     def cancel_some(self, rows_max: int, bytes_max: int) -> int:
         """Remove all messages of the first rows, and return their number.

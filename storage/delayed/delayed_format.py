@@ -6,6 +6,7 @@
     "m"                    version, uuid, next serial, numbers of rows, messages and bytes,
                            sum of all rows' checksums, number of lost messages
     "p" producer id        a producer's next sequence and the keys of its last delayed blocks
+    "u" time, serial       the digests of a block's ids (`storage/dedupe`), until they are too old
 
 Due time (ns since 1970) and serial are big-endian, 8 bytes each, so the rows are in the order of
 their due times. Each message has its own serial. A row has the serial of its first message, and
@@ -31,10 +32,12 @@ from ..rows import HEAD, unwrap, wrap
 VERSION: Final = 1
 ROW: Final = b"d"
 PRODUCER: Final = b"p"
+IDS: Final = b"u"
 
 _KEY: Final = struct.Struct(">cQQ")
 _U64: Final = struct.Struct(">Q")
 KEY_TEXT_DIGITS: Final = 32
+_FLAGS_AT: Final = 6  # the position of the flags in the header of a block
 
 
 class DelayedKey(NamedTuple):
@@ -90,6 +93,18 @@ def parse_row_key(key: bytes) -> DelayedKey:
     return DelayedKey(due_ns, serial)
 
 
+def ids_key(time_ns: int, serial: int) -> bytes:
+    return _KEY.pack(IDS, time_ns, serial)
+
+
+def parse_ids_key(key: bytes) -> int:
+    """Return the time in the key of ids. Raises `Damaged`."""
+    if len(key) != _KEY.size:
+        raise Damaged(f"ids of delayed messages have the invalid key {key[:40]!r}")
+    time_ns: int = _KEY.unpack(key)[1]
+    return time_ns
+
+
 def producer_key(producer_id: int) -> bytes:
     return PRODUCER + _U64.pack(producer_id)
 
@@ -142,6 +157,12 @@ def decode_row(key: bytes, value: bytes) -> DelayedRow:
             f"{error}"
         ) from None
     return DelayedRow(first_key, Block(header, columns, columns))
+
+
+def flags_of(key: bytes, value: bytes) -> int:
+    """Return the flags of a row's block, without a check of the row."""
+    at = HEAD.size + len(key) + _FLAGS_AT
+    return int.from_bytes(value[at : at + 2], "little")
 
 
 def count_of(key: bytes, value: bytes) -> int:

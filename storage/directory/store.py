@@ -8,6 +8,7 @@ Creation is a separate call, so that nothing is created twice.
     DIR/state/                LMDB
     DIR/state.snapshot        a copy of the state's small rows, to rebuild a damaged state
     DIR/state.starts          how often the state was opened since its last commit
+    DIR/ids/                  ids of messages within the window; made when first needed
     DIR/staging/              staged blocks that are not committed yet; made when first needed
     DIR/archive/              parts of chunks that are only in the bucket, fetched for readers
 
@@ -26,6 +27,7 @@ from typing import Final
 
 from ...transport.checksum import crc32c
 from .. import documents
+from ..dedupe.id_index import IdIndex
 from ..delayed.delayed import DelayedStore
 from ..delayed.delayed_recovery import make_delayed, open_delayed
 from ..environment import MAP_BYTES
@@ -54,6 +56,7 @@ from ..staging.stage import recover_stages
 from ..staging.staging import Staging
 from ..state.state import StateBatch, StateStore
 from ..state.state_keeper import OpenedState, open_state
+from .open_ids import open_ids
 from .replay import replay
 
 CHUNK_BYTES: Final = 256 * 1024 * 1024
@@ -115,6 +118,7 @@ class Store:
         self, files: Files, directory: str, lock: int, log: Log, state: OpenedState, staging: Staging, report: RecoveryReport,
         uuid: bytes = b"", delayed: DelayedStore | None = None, reserve_bytes: int = 0,
         archived: dict[int, ArchivedChunk] | None = None, remote: ChunkArchive | None = None,
+        ids: IdIndex | None = None,
     ) -> None:  # fmt: skip
         self.files = files
         self.directory = directory
@@ -134,6 +138,8 @@ class Store:
         """The chunks that another place has, as committed."""
         self.remote = remote
         """Reads those of them that are not on this disk."""
+        self.ids = ids
+        """The ids of messages within the window. None if there are none."""
         self.on_delayed_made: Callable[[], object] = lambda: None
         """Called in the thread of the delayed messages when their store was created."""
         self._uuid = uuid
@@ -146,6 +152,25 @@ class Store:
             self.on_delayed_made()
         return self.delayed
 
+    def make_ids(self) -> IdIndex:
+        """Return the index of ids. The first call creates it. Its files are made later."""
+        if self.ids is None:
+            self.ids = IdIndex(self.files, self.directory, self._uuid)
+        return self.ids
+
+    def _close_ids(self) -> None:
+        """Write the ids that are not written yet.
+
+        If that is not possible, the next start finds them in the log.
+        """
+        if self.ids is None:
+            return
+        with contextlib.suppress(OSError):
+            while (flush := self.ids.take(self.log.synced_end)) is not None:
+                flush.run()
+                self.ids.done(flush)
+        self.ids.close()
+
     def close(self) -> None:
         """Sync the log, store its synced end in the state, and free the lock.
 
@@ -156,6 +181,7 @@ class Store:
             if self.remote is not None:
                 self.remote.close()
             self.log.close()
+            self._close_ids()
             # Without this commit, recovery finds the synced end in the log.
             with contextlib.suppress(DiskFull):
                 self.state.commit(StateBatch(synced_end=self.log.synced_end))
@@ -236,7 +262,7 @@ def open_store(
                 options.group_append_bytes,
                 options.ring_bytes,
             )
-            log, opened, staging, delayed, report, remote = _recover(
+            log, opened, staging, delayed, report, remote, ids = _recover(
                 files, directory, options, log_options, identity
             )
         except BaseException:
@@ -248,7 +274,7 @@ def open_store(
     report.duration_ms = (time.monotonic_ns() - began_ns) // 1_000_000
     return Store(
         files, directory, lock, log, opened, staging, report, identity.uuid_bytes, delayed, reserve,
-        opened.table.archived, remote,
+        opened.table.archived, remote, ids,
     )  # fmt: skip
 
 
@@ -270,7 +296,9 @@ def _recover(
     options: StoreOptions,
     log_options: LogOptions,
     identity: TopicIdentity,
-) -> tuple[Log, OpenedState, Staging, DelayedStore | None, RecoveryReport, ChunkArchive | None]:
+) -> tuple[
+    Log, OpenedState, Staging, DelayedStore | None, RecoveryReport, ChunkArchive | None, IdIndex | None
+]:  # fmt: skip
     opened = open_state(files, directory, identity.uuid_bytes, options.map_bytes, time.time_ns())
     state, table = opened.store, opened.table
     try:
@@ -320,7 +348,10 @@ def _recover(
                 report.alarms,
             )
             batch = replay(log, table, report, rebuilt=opened.rebuilt)
+            ids = open_ids(files, directory, identity.uuid_bytes, log, table, delayed, report)
             if batch is not None:
+                # The new ids are only in memory yet. The next start finds them by this range.
+                batch.ids = None if ids is None else ids.range
                 state.commit(batch)
             rows = {
                 name: row
@@ -352,7 +383,7 @@ def _recover(
         raise
     report.notes += opened.notes
     report.alarms += opened.alarms
-    return log, opened, staging, delayed, report, remote
+    return log, opened, staging, delayed, report, remote, ids
 
 
 def _close_quietly(log: Log) -> None:

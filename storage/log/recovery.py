@@ -98,6 +98,8 @@ class RecoveryReport:
     """The holes that a restore from a bucket has left. No message there is known to be lost."""
     notes: list[str] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
+    ids_from: int = -1
+    """The first message after the checkpoint whose block has ids, or -1."""
     now_ns: int = 0
     duration_ms: int = 0
 

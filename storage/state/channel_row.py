@@ -16,7 +16,7 @@ from ...transport.settings import ChannelOptions
 
 _KINDS: Final = {
     "next": int, "paused": bool, "created_ns": int, "counters": dict, "settings": dict, "first": int, "begin": int, "emptied": tuple,
-    "clock_ns": int,
+    "clock_ns": int, "limit_full_ns": int, "revoked": tuple,
 }  # fmt: skip
 
 
@@ -45,6 +45,10 @@ class ChannelRow:
     """
     clock_ns: int | None = None
     """The due clock at the last commit with deferred messages (actors/channel/due_clock.py)."""
+    limit_full_ns: int | None = None
+    """When the bucket of the channel's rate is full (actors/channel/rate_limit.py)."""
+    revoked: tuple[tuple[str, int], ...] | None = None
+    """Revoked keys, each with the end of the messages that it cancels."""
     written: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
     """The map from which the row was read."""
 
@@ -62,7 +66,8 @@ class ChannelRow:
                 )
         return cls(
             row_map["next"], row_map.get("paused", False), row_map.get("created_ns"), row_map.get("counters", {}), row_map.get("settings"),
-            row_map.get("first"), row_map.get("begin"), row_map.get("emptied"), row_map.get("clock_ns"), row_map,
+            row_map.get("first"), row_map.get("begin"), row_map.get("emptied"), row_map.get("clock_ns"),
+            row_map.get("limit_full_ns"), row_map.get("revoked"), row_map,
         )  # fmt: skip
 
     def encode(self) -> dict[str, object]:
@@ -70,7 +75,7 @@ class ChannelRow:
         values = {
             "next": self.next_offset, "paused": self.paused, "created_ns": self.created_ns, "counters": self.counters,
             "settings": self.settings, "first": self.first, "begin": self.begin, "emptied": self.emptied,
-            "clock_ns": self.clock_ns,
+            "clock_ns": self.clock_ns, "limit_full_ns": self.limit_full_ns, "revoked": self.revoked,
         }  # fmt: skip
         return {
             **self.written,

@@ -3,7 +3,7 @@
     key                   data (`rows.py` wraps them)
     "a" first offset      a chunk that a bucket has (`ArchivedChunk`)
     "m"                   the checkpoint: applied and synced end, pause, waiting cursor, start,
-                          digest of all small rows
+                          offsets that may have ids, digest of all small rows
     "c" name              a channel's row, as the channel wrote it
     "d" name 0 start      a deferred hole: count, attempts, due time
     "e" name              totals of a channel's deferred holes: rows, messages,
@@ -77,6 +77,7 @@ class StateMeta(TypedDict):
     waiting: int
     start: int
     dropped: int
+    ids: tuple[int, int]
     rows: int
     sum: int
     commits: int
@@ -144,6 +145,8 @@ class Table:
     """Chunks that end at or below this offset are removed, or will be removed."""
     dropped: int = 0
     """The number of messages in removed chunks that some channel had not reached."""
+    ids: tuple[int, int] = (0, 0)
+    """The messages from the first offset to the second one may have ids within the window."""
     commits: int = field(default=0, compare=False)
     generations: dict[str, int] = field(default_factory=dict, compare=False)
     garbage: int = field(default=0, compare=False)
@@ -189,6 +192,7 @@ class StateBatch:
     waiting: int | None = None
     start: int | None = None
     dropped: int | None = None
+    ids: tuple[int, int] | None = None
 
 
 def unwrap_meta(value: bytes | None) -> StateMeta:
@@ -215,7 +219,7 @@ def new_meta(uuid: bytes, waiting: int) -> StateMeta:
     """
     return {
         "version": VERSION, "uuid": uuid, "applied": waiting, "synced": waiting, "paused": -1, "waiting": waiting, "start": waiting,
-        "dropped": 0, "rows": 0, "sum": 0, "commits": 0,
+        "dropped": 0, "ids": (0, 0), "rows": 0, "sum": 0, "commits": 0,
     }  # fmt: skip
 
 
@@ -227,6 +231,8 @@ def take_meta(table: Table, meta: StateMeta) -> None:
     table.start = meta["start"]
     table.commits = meta["commits"]
     table.dropped = meta["dropped"]
+    first, end = meta["ids"]
+    table.ids = first, end
 
 
 def change_meta(meta: StateMeta, batch: StateBatch) -> None:
@@ -238,6 +244,7 @@ def change_meta(meta: StateMeta, batch: StateBatch) -> None:
     meta["waiting"] = meta["waiting"] if batch.waiting is None else batch.waiting
     meta["start"] = meta["start"] if batch.start is None else batch.start
     meta["dropped"] = meta["dropped"] if batch.dropped is None else batch.dropped
+    meta["ids"] = meta["ids"] if batch.ids is None else batch.ids
     meta["commits"] += 1
 
 

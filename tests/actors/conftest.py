@@ -154,7 +154,7 @@ class DyingChannelHarness(ChannelHarness):
             self.letters = self.letters or self.channel.supply.next_dead()
         for (run, _, _), (block, start, stop) in self.letters:
             assert (block.first_offset + start, stop - start) == run[:2]
-        return [(death.run, death.reason, death.error) for death, _ in self.letters]
+        return [(death.run, death.reason, death.cause.error) for death, _ in self.letters]
 
     def tried(self, times: int) -> None:
         """Publish four messages and requeue them `times` times."""

@@ -2,8 +2,8 @@
 gateway, and how long an honest client waits in the meantime.
 
 Unless a test says otherwise, its attackers have no token, and an honest client publishes beside
-them. The figures are in the section "What attacks cost" of `docs/security.md`. The option `-s`
-prints the figures of a run.
+them. The section "Attacks" of `docs/evidence.md` sums the figures up. The option `-s` prints the
+figures of a run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Tests of attacks on the NSQ gateway: under each of them the gateway's memory stays bounded, and
 an honest client is served.
 
-`python -m pytest tests/attacks/test_nsq.py -s` prints the table of docs/security.md. The limits
-that the tests assert are generous, because other work may run on the same machine. The figures in
-the document were measured on a quiet machine.
+`python -m pytest tests/attacks/test_nsq.py -s` prints a table, which docs/evidence.md sums up. The
+limits that the tests assert are generous, because other work may run on the same machine.
 """
 
 from __future__ import annotations

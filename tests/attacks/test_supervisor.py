@@ -2,7 +2,7 @@
 to cut off its gateways.
 
 In the first tests the attacker is the admin of one topic and uses ZeroMQ. The limits on memory are
-generous. docs/security.md has the figures that were measured.
+generous. docs/evidence.md has the figures that were measured.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from zsq.transport.wire import answers
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 SECTIONS: Final = {
     "Publishing": ("Producer", "Receipt"),
-    "Consuming": ("Consumer", "Backoff", "MessageBatch", "Batch", "Message"),
+    "Consuming": ("Consumer", "Backoff", "Retries", "RetryAfter", "MessageBatch", "Batch", "Message"),
     "Reading by offset": ("Reader", "RangeReader"),
     "Administration": ("Admin",),
     "Exactly once into a topic": ("StageWriter", "StageCommitter"),

@@ -33,6 +33,27 @@ with Consumer("clicks", "archive", url=url) as consumer:
 """
 
 PAGES: Final = {
+    "backup.md": Page(
+        put=(("zsq backup", "DATA_DIR", "data"),),
+        first={"zsq backup DATA_DIR BACKUP ": CLICKS},
+    ),
+    "data-directory.md": Page(
+        put=(
+            ("zsq fsck", "DIR", "restored"),
+            ("zsq", "TOPIC [CHANNEL]", "clicks archive"),
+            ("zsq", "[TOPIC]", "clicks"),
+            ("zsq", "TOPIC", "clicks"),
+            ("zsq message", "OFFSET|ID", "7"),
+            ("zsq peek", "[-n N]", "-n 5"),
+            ("zsq dump", "FILE", "$(find restored/topics -name '*.chunk' | head -1)"),
+            ("zsq dump", "[-n N]", "-n 5"),
+        ),
+        first={
+            "zsq fsck DIR [TOPIC] [--json]": (
+                f"{CLICKS} && zsq backup data copy && zsq restore copy restored"
+            )
+        },
+    ),
     "operations.md": Page(
         serves_itself=True,
         put=(
@@ -41,27 +62,27 @@ PAGES: Final = {
             ("scripts/zsqd", "--data-dir DIR", "--data-dir guarded"),
             ("scripts/zsqd", "[serve's options]", "--log-level debug"),
             ("scripts/zsqd --data-dir", "guarded", "guarded 2>&1"),
-            ("zsq backup", "DATA_DIR", "data"),
             ("zsq doctor", "[DATA_DIR] [--bucket URL] [--json]", "data --json || test $? = 1"),
+        ),
+        first={"zsq top": CLICKS},
+        until={"scripts/zsqd --data-dir DIR": " ready: ", "zsq top": "clicks"},
+    ),
+    "retention.md": Page(
+        put=(
             (
                 "zsq delayed cancel",
                 "188b1f3a0c9d40000000018b3c5f2a10",
                 "$(zsq delayed list clicks --json | grep -om1 '\\w\\{32\\}')",
             ),
-            ("zsq", "TOPIC [CHANNEL]", "clicks archive"),
-            ("zsq", "[TOPIC]", "clicks"),
-            ("zsq", "TOPIC", "clicks"),
-            ("zsq message", "OFFSET|ID", "7"),
-            ("zsq peek", "[-n N]", "-n 5"),
-            ("zsq dump", "FILE", "$(find NEW_DIR/topics -name '*.chunk' | head -1)"),
-            ("zsq dump", "[-n N]", "-n 5"),
-            ("zsq fsck", "DIR", "NEW_DIR"),
         ),
         first={
-            "zsq backup DATA_DIR BACKUP ": CLICKS,
+            "zsq topic set clicks --keep-time 7d  ": CLICKS,
             "zsq delayed count": "echo later | zsq pub clicks --delay 10m",
         },
-        until={"scripts/zsqd --data-dir DIR": " ready: ", "zsq top": "clicks"},
+    ),
+    "statistics.md": Page(
+        put=(("zsq", "TOPIC [CHANNEL]", "clicks archive"),),
+        first={"zsq stats [TOPIC [CHANNEL]]  ": CLICKS},
     ),
     "channels.md": Page(
         serve=(
@@ -81,6 +102,8 @@ PAGES: Final = {
             'zsq.Consumer("orders", "invoices"': "echo paid | zsq pub orders --tag paid",
             "zsq channel create orders ledger": "true",
             'Consumer("orders", "ledger", url=url': "echo one | zsq pub orders --key mine",
+            "retries = ": "echo more | zsq pub clicks",
+            "zsq errors clicks.archive.dead": "zsq stats clicks.archive.dead",
             "zsq redrive clicks.archive.dead -n": "zsq stats clicks.archive.dead",
             "zsq topic retire": "zsq topic create views",
             'with Consumer(["orders", "refunds"]': (
@@ -90,6 +113,7 @@ PAGES: Final = {
         },
         until={
             "zsq sub clicks yesterday": "20",
+            "retries = ": "<Message",
             'Consumer("orders", "ledger", url=url': "handled",
             'producer.publish("jobs"': "handled",
             'Consumer("orders.*", "billing"': "handled",
@@ -99,10 +123,16 @@ PAGES: Final = {
                 "producer = Producer(url)\ndef handle(message): print('handled')",
                 "",
             ),
+            'producer.publish_many("clicks"': ("producer = Producer(url)", "producer.close()"),
             "producer.publish(": ("producer, body = Producer(url), b'five'", "producer.close()"),
             "zsq.Consumer(": ("", ""),
             'Consumer("orders.*", "billing"': ("def handle(message): print('handled')", ""),
             'Consumer("orders", "ledger", url=url': ("def handle(message): print('handled')", ""),
+            "def charge": (
+                "from types import SimpleNamespace\n"
+                "def call(body): return SimpleNamespace(status=200)",
+                "",
+            ),
             "def handle": ("def valid(message): return False\ndef busy(): return False", _RECEIVE),
         },
     ),
@@ -140,8 +170,11 @@ WALKED: Final = (
     "../README.md",
     "tutorial.md",
     "http.md",
+    "lifetimes.md",
+    "dedupe.md",
     "schedules.md",
     "spark.md",
+    "spark-reference.md",
     "nsqd.md",
     "security.md",
     "testing.md",
@@ -164,6 +197,10 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("parts.md", "export ZSQ_URL="): "tests/process/test_cluster_cli.py",
     ("parts.md", "zsq topic move clicks#1"): "tests/process/test_cluster_cli.py",
     ("parts.md", "zsq topic close clicks#3"): "tests/process/test_remove_part.py",
+    ("parts.md", "zsq broker drain 1"): "tests/process/test_drain.py",
+    ("runbooks.md", "zsq broker drain 1"): "tests/process/test_drain.py",
+    ("parts.md", "zsq cluster balance --dry-run"): "tests/process/test_drain.py",
+    ("parts.md", "zsq broker forget 2"): "tests/process/test_drain.py",
     ("parts.md", "zsq peek clicks#3"): "tests/process/test_cluster_cli.py",
     ("parts.md", "import zsq"): "tests/process/test_parts.py",
     ("parts.md", "[users.brokers]"): "tests/process/test_cluster_keys.py",
@@ -225,6 +262,8 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("task-queues.md", "import dramatiq"): "tests/integrations/test_documented.py",
     ("task-queues.md", "import asyncio"): "tests/integrations/test_documented.py",
     ("task-queues.md", "TASKS = {"): "tests/integrations/test_documented.py",
+    ("sizing.md", "zsq stats --json | python3 -c '"): "test_the_memory_is_added_up_by_kind",
+    ("upgrade.md", ""): "tests/docs/test_upgrade_md.py",
     ("typescript.md", "const broker"): "tests/compat/test_typescript_md.py",
     ("typescript.md", "import nsq"): "tests/compat/test_typescript_md.py",
     ("security.md", "[users.etl]"): "tests/docs/test_security_md.py",
@@ -233,6 +272,16 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
         '{"time":"2026-11-22T00:42:01.123Z","action":"delete","topic":"clicks",',
     ): "tests/docs/test_security_md.py",
 }
+# The pages of PAGES without a test of their own below.
+LINE_BY_LINE: Final = (
+    "backup.md",
+    "command-line.md",
+    "data-directory.md",
+    "forward.md",
+    "http.md",
+    "retention.md",
+    "statistics.md",
+)
 _INSTALLS: Final = (
     "it would install into the environment of the tests; tests/test_installed.py installs the wheel"
 )
@@ -243,18 +292,12 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("../README.md", "pip install '.[http]'"): _INSTALLS,
     ("../README.md", "import zsq.apps.spark"): "the tutorial has all of it",
     ("../README.md", "./scripts/demo"): "it takes minutes; continuous integration runs it",
-    ("operations.md", "processes = 10 + (quiet"): "a formula",
+    ("sizing.md", "processes = 10 + (quiet"): "a formula",
     ("standby.md", "producers, consumers"): "a picture",
     ("standby.md", "# on both: the address of the store"): "it needs two machines and a store",
     ("standby.md", "[Service]"): "it needs systemd",
     ("forward.md", "X-ZSQ-Signature:"): "a header",
-    ("standby.md", "import time"): "it measures, and does not end",
-    ("runbooks.md", ""): "they need two machines",
-    (
-        "operations.md",
-        "zsq stats --json | python3 -c '",
-    ): "it adds up what `zsq stats --json` of the reader's broker says",
-    ("security.md", "./scripts/test tests/attacks -s"): "continuous integration runs the suite",
+    ("recovery.md", ""): "they need two machines",
     ("schedules.md", "pip install 'zsq[schedules]'"): _INSTALLS,
     ("spark.md", "pip install 'zsq[spark]'"): _INSTALLS,
     ("tracing.md", "pip install 'zsq[opentelemetry]'"): _INSTALLS,
@@ -391,6 +434,16 @@ def test_the_log_has_the_form_that_operations_md_shows(visited: Visitor) -> None
     assert {tuple(line) for line in told} == {tuple(shown)}
 
 
+@pytest.mark.parametrize("visited", [Page()], indirect=True)
+def test_the_memory_is_added_up_by_kind(visited: Visitor) -> None:
+    """Actors that share a process have no memory of their own."""
+    visited.begin()
+    visited.type(CLICKS)
+    (block,) = (block.text for block in blocks(DOCS / "sizing.md") if block.kind == "sh")
+    visited.type(block)
+    assert re.search(r"^host +1 +\d+ MB$", visited.said, re.MULTILINE), visited.said
+
+
 @pytest.mark.parametrize("visited", [PAGES["security.md"]], indirect=True)
 def test_each_block_of_security_md_runs(visited: Visitor) -> None:
     """The blocks run with the access file of the page."""
@@ -404,7 +457,7 @@ def test_each_block_of_security_md_runs(visited: Visitor) -> None:
 
 @pytest.mark.parametrize(
     "visited",
-    [pytest.param(PAGES[name], id=name) for name in ("command-line.md", "forward.md", "http.md")],
+    [pytest.param(PAGES[name], id=name) for name in LINE_BY_LINE],
     indirect=True,
 )
 def test_each_line_of_the_page_runs_or_has_a_reason(

@@ -1,4 +1,4 @@
-"""Tests that the tables of settings in docs/channels.md and docs/operations.md agree with the code.
+"""Tests that the tables of settings in docs/channels.md and docs/retention.md agree with the code.
 
 Run this file to write them again: python tests/docs/test_settings_tables.py
 """
@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import pytest
 
-from zsq.apps.cli.quantities import spelled
+from zsq.transport.durations import spelled
 from zsq.transport.settings import CHANNEL, TOPIC, Kind, Setting
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
-TABLES: Final = {"channels.md": CHANNEL, "operations.md": TOPIC}
+TABLES: Final = {"channels.md": CHANNEL, "retention.md": TOPIC}
 HEAD: Final = "| setting | option | default | meaning |\n|---|---|---|---|\n"
 TABLE: Final = re.compile(re.escape(HEAD) + r"(?:\|.*\n)+")
 

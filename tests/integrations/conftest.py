@@ -23,6 +23,7 @@ FRAMEWORKS = {
     "test_celery": "celery",
     "test_celery_batches": "celery_batches",
     "test_celery_endings": "celery",
+    "test_celery_revokes": "celery",
     "test_celery_suite": "celery",
     "test_flower": "flower",
     "test_dramatiq": "dramatiq",

@@ -224,7 +224,7 @@ def test_dead_letters_go_back(node: Broker, web: httpx.Client) -> None:
     do(web, "/topic/create", topic="dying")
     do(web, "/channel/create", topic="dying", channel="c")
     publish(node, "dying", *[b"%d" % number for number in range(5)])
-    consume(node, "dying", "c", lambda message: message.reject("why"), 5)
+    consume(node, "dying", "c", lambda one: one.reject("odd" if int(one.body) % 2 else "even"), 5)
     wait_for(
         lambda: web.get("/topic", params={"topic": "dying.c.dead"}).status_code == 200,
         20,
@@ -232,14 +232,29 @@ def test_dead_letters_go_back(node: Broker, web: httpx.Client) -> None:
     )
     wait_for(lambda: get(web, "/messages", topic="dying.c.dead")["head"] == 5, 20, "five of them")
     assert get(web, "/preview", topic="dying.c.dead", action="redrive")["count"] == 5
+    groups = get(web, "/dead-letters", topic="dying.c.dead")["groups"]
+    assert [(group["error"], group["count"]) for group in groups] == [("even", 3), ("odd", 2)]
+    begun_s = time.monotonic()
+    options = {"group": groups[1]["id"], "rate": 1}
+    job = do(web, "/redrive", options, topic="dying.c.dead")["job"]
+    wait_for(lambda: ended(web, job)["state"] == "done", 30, "one error")
+    assert (ended(web, job)["sent"], ended(web, job)["total"]) == (2, None)
+    assert time.monotonic() - begun_s > 0.9
+    back: list[zsq.Message] = []
+
+    def finish(message: zsq.Message) -> None:
+        back.append(message)
+        message.finish()
+
+    consume(node, "dying", "c", finish, 2)
+    assert sorted(message.body for message in back) == [b"1", b"3"]
     job = do(web, "/redrive", {"count": 2}, topic="dying.c.dead")["job"]
     wait_for(lambda: ended(web, job)["state"] == "done", 30, "the first")
     assert (ended(web, job)["sent"], ended(web, job)["total"]) == (2, 2)
     job = do(web, "/redrive", topic="dying.c.dead")["job"]
     wait_for(lambda: ended(web, job)["state"] == "done", 30, "the rest")
-    assert ended(web, job)["places"] == [{"topic": "dying", "channel": "c", "count": 3}]
-    back: list[zsq.Message] = []
-    consume(node, "dying", "c", back.append, 5)
+    assert ended(web, job)["places"] == [{"topic": "dying", "channel": "c", "count": 1}]
+    consume(node, "dying", "c", finish, 3)
     assert sorted(message.body for message in back) == [b"0", b"1", b"2", b"3", b"4"]
 
 

@@ -72,6 +72,8 @@ def test_messages_that_a_handler_gives_up_become_dead_letters(broker: Broker) ->
     letters = dict(read(broker))
     told = {name.removeprefix("zsq-dead-"): value for name, value in letters[b"2"].items()}
     assert told.pop("time") > 1e18
+    assert told.pop("consumer")
+    assert str(told.pop("traceback")).endswith("KeyError: 'k'")
     with zsq.Admin(broker.ipc) as admin:
         uuid = admin.stats("t")["topics"][0]["uuid"]
     where = {"topic": "t", "uuid": uuid, "offset": 2, "channel": "c"}

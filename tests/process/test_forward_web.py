@@ -162,19 +162,20 @@ def test_retry_after_is_honoured(shared: Broker, topic: str) -> None:
 
 
 @pytest.mark.parametrize("more", [(), ("--batch", "5")], ids=["single", "batch"])
-def test_a_long_retry_after_requeues_the_message(
+def test_a_long_retry_after_puts_the_message_off(
     shared: Broker, topic: str, more: tuple[str, ...]
 ) -> None:
     """The channel keeps it for this time, and no process needs to wait."""
     publish(shared.ipc, topic, 0, 2 if more else 1)
     with serving() as server:
         server.answer = lambda hook: (503, {"Retry-After": "1000"})
-        forward(f"{topic}/w", server.url(), shared.ipc, "--retry-for", "1s", *more, idle="2s")
+        options = ("--retry-for", "1s", "--max-attempts", "1", *more)
+        forward(f"{topic}/w", server.url(), shared.ipc, *options, idle="2s")
     with zsq.Admin(shared.ipc) as admin:
         found = admin.peek(topic, "w").messages
     assert len(found) == (2 if more else 1)
     for peeked in found:
-        assert peeked.state == "deferred"
+        assert (peeked.state, peeked.attempts) == ("deferred", 0), "it has used no attempt"
         assert 900e9 < peeked.due_ns - time.time_ns() < 1001e9
 
 

@@ -171,6 +171,19 @@ def test_requeues_have_a_delay_or_go_to_the_dead_letters(node: Broker) -> None:
     assert "broken" in json.dumps(letter["headers"])
 
 
+def test_a_message_can_be_put_off_without_an_attempt(node: Broker) -> None:
+    channel = Channel(node, "put.off")
+    channel.publish(b"now", b"later")
+    now, later = tokens(channel.receive())
+    assert channel.call("requeue", tokens=[now], defer=True)[0] == 200
+    assert channel.call("requeue", tokens=[later], defer=True, delay_s=86_400)[0] == 200
+    for wrong in ({"reject": True}, {"backoff": True}, {"error": "no"}, {"delay_s": 4e7}):
+        assert channel.call("requeue", tokens=[now], defer=True, **wrong)[0] == 400
+    assert [(m["body"], m["attempts"]) for m in channel.receive()] == [("now", 1)]
+    row = channel.stats()
+    assert (row["deferred_count"], row["defer_count"], row["requeue_count"]) == (1, 2, 0)
+
+
 def test_tokens_belong_to_their_channel(node: Broker) -> None:
     channel, other = Channel(node, "owned"), Channel(node, "owned", "d")
     assert channel.receive(wait_s=0) == []

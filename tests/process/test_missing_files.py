@@ -1,5 +1,5 @@
 """Tests of a broker from whose data directory somebody took files. Each row of `MISSING` is played,
-and is a row of the table in docs/operations.md.
+and is a row of the table in docs/data-directory.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import zsq
 
 TOPIC: Final = "topics/NUMBER/"
 OFFSETS: Final = 1000
-DOCS: Final = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+DOCS: Final = Path(__file__).resolve().parents[2] / "docs" / "data-directory.md"
 
 
 class Missing(NamedTuple):
@@ -49,7 +49,7 @@ MISSING: Final = (
     Missing(
         ("registry.json",),
         "Nothing is lost, but the broker does not start. `zsq fsck DIR --repair` rebuilds the file "
-        "(see above).",
+        "(see below).",
         refusal="has lost its registry.json",
     ),
     _nothing("registry.json.old", outcome="Nothing is lost. `zsq fsck --repair` knows less."),

@@ -117,15 +117,15 @@ DEFECTS: Final[dict[str, Defect]] = {
         "        self._slots.release(self._slots.heads_in(runs))\n        super().back(runs, cause)",
     ),
     "messages that were read ahead are not saved": Defect(
-        "actors/channel/priorities.py",
-        "        return chain(super()._waiting_rows(), self._levels.runs(), self._unsorted)",
-        "        return chain(super()._waiting_rows(), self._unsorted)",
+        "actors/channel/parked.py",
+        "        return chain(self._piles.runs(), self._unsorted)",
+        "        return iter(self._unsorted)",
         ("kill_topic", "kill_channel"),
         urgent=True,
     ),
     "a lost consumer's messages are taken for finished": Defect(
         "actors/channel/core.py",
-        "                self.supply.back(runs, LOST)",
+        "                self.supply.back(runs, cause)",
         "                self.supply.done(runs)",
     ),
     "a producer numbers a refused block anew at once": Defect(

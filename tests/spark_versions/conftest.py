@@ -1,8 +1,8 @@
 """Fixtures: each version of Spark that was asked for, in an environment of its own.
 
 A version takes minutes, so these tests only run if $ZSQ_TEST_SPARK_VERSIONS names versions,
-separated by commas, or is `all` for those of docs/spark.md, or `installed`. The first use of a
-version downloads it from PyPI into build/pyspark, about 500 MB unpacked.
+separated by commas, or is `all` for those of docs/spark-reference.md, or `installed`. The first use
+of a version downloads it from PyPI into build/pyspark, about 500 MB unpacked.
 
     ZSQ_TEST_SPARK_VERSIONS=all ./scripts/test tests/spark_versions
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from support.spark_cluster import SparkDriver
 
 INSTALLED: Final = "installed"
-TRIED: Final = ("4.0.5", "4.1.4", "4.2.1", "4.3.0")  # docs/spark.md names them
+TRIED: Final = ("4.0.5", "4.1.4", "4.2.1", "4.3.0")  # docs/spark-reference.md names them
 PACKAGES: Final = Path(__file__).resolve().parents[2] / "build/pyspark"
 DOWNLOAD_S: Final = 900
 

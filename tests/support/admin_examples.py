@@ -32,6 +32,7 @@ EXAMPLES: Final[Mapping[type[r.AdminRequest[Any]], r.AdminRequest[Any]]] = {
         r.SeekRequest("t", "c", offset=0, forward=True),
         r.SkipRequest("t", "c", offsets=(1, 2)),
         r.PreviewSkipRequest("t", "c", offsets=(1,)),
+        r.RevokeRequest("t", keys=("a", "b")),
         r.PeekRequest("t", "c", limit=5),
         r.DisconnectRequest("t", "c", consumer="x"),
         r.RedriveRequest("t.c.dead", to="t", to_channel="c", origin=ORIGIN, chosen=True),
@@ -54,6 +55,9 @@ EXAMPLES: Final[Mapping[type[r.AdminRequest[Any]], r.AdminRequest[Any]]] = {
         r.AddPartsRequest("t", count=2, brokers=(0, 1)),
         r.MovePartRequest("t#1", broker=3),
         r.RemovePartRequest("t#1", force=True),
+        r.DrainBrokerRequest(broker=1, draining=False, at_once=3),
+        r.ForgetBrokerRequest(broker=1, force=True),
+        r.SetAutoRequest(on=True, rate=1_000_000, at_once=2, gone_after=600),
         r.CheckDrainedRequest("t#1"),
     )
 }

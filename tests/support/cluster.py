@@ -1,8 +1,9 @@
-"""A cluster of two real brokers, which share a folder as bucket."""
+"""A cluster of real brokers, which share a folder as bucket."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,16 +13,20 @@ from .broker import Broker, wait_for
 
 
 class Cluster:
-    """Two brokers that share a folder as bucket. `extra` are more options of both."""
+    """Brokers that share a folder as bucket. `extra` are more options of all."""
 
-    def __init__(self, folder: Path, *extra: str, nsq: bool = False) -> None:
+    def __init__(self, folder: Path, *extra: str, nsq: bool = False, count: int = 2) -> None:
         self._extra, self._nsq = extra, nsq
-        for name in ("one", "two"):
-            (folder / "bucket" / name).mkdir(parents=True)
+        self.folder = folder
         self.place = f"file://{folder}/bucket"
-        self.brokers = [self._broker(folder, name) for name in ("one", "two")]
+        self.brokers = [self.add() for _ in range(count)]
 
-    def _broker(self, folder: Path, name: str) -> Broker:
+    def add(self) -> Broker:
+        """Return one more broker, which is not started yet."""
+        folder = self.folder
+        names = itertools.chain(("one", "two"), map(str, itertools.count(3)))
+        name = next(name for name in names if not (folder / "bucket" / name).exists())
+        (folder / "bucket" / name).mkdir(parents=True)
         options = ("--bucket", f"{self.place}/{name}", "--bucket-lag", "100ms")
         more = ("--cluster", self.place, *self._extra)
         return Broker(folder / name, *options, *more, nsq=self._nsq, http=name == "one")
@@ -40,7 +45,7 @@ class Cluster:
 
     def wait_known(self) -> None:
         with zsq.Admin(self.brokers[0].tcp) as admin:
-            wait_for(lambda: len(admin.cluster()["brokers"]) == 2)
+            wait_for(lambda: len(admin.cluster()["brokers"]) == len(self.brokers))
 
     def close(self) -> None:
         for broker in self.brokers:
@@ -48,9 +53,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *extra: str, nsq: bool = False) -> Iterator[Cluster]:
+def running(folder: Path, *extra: str, nsq: bool = False, count: int = 2) -> Iterator[Cluster]:
     """Run a cluster until the end of the context, however it ends."""
-    made = Cluster(folder, *extra, nsq=nsq)
+    made = Cluster(folder, *extra, nsq=nsq, count=count)
     try:
         yield made.start()
     finally:

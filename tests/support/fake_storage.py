@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from support.scripted_extension import ScriptedExtension
 
 from zsq.actors.settings.starts import StorageStart
+from zsq.actors.storage.sifting import Left, Repeats
 from zsq.actors.storage.storage_actor import Recovered
 from zsq.transport.block.block import Block
 from zsq.transport.errors import ZsqError
@@ -40,7 +41,12 @@ class Head(NamedTuple):
     head: int
 
 
-Told = Appended | Kept | NotKept | Head | ZsqError
+class Repeated(NamedTuple):
+    request: int
+    left: dict[int, Left]
+
+
+Told = Repeated | Appended | Kept | NotKept | Head | ZsqError
 
 
 class Listener:
@@ -51,6 +57,9 @@ class Listener:
 
     def appended(self, request: int, first_offset: int, time_ns: int) -> None:
         self.told.append(Appended(request, first_offset, time_ns))
+
+    def repeated(self, request: int, left: Mapping[int, Left]) -> None:
+        self.told.append(Repeated(request, dict(left)))
 
     def delayed_stored(self, request: int, keys: Sequence[tuple[int, int]]) -> None:
         self.told.append(Kept(request, tuple(keys)))
@@ -76,6 +85,11 @@ class FakeStorage:
         self.stops = 0
         self.is_stopped = True
         self.extension = ScriptedExtension()
+
+        self.dedupes = True
+
+    def repeats_of(self, block: Block, place: tuple[int, ...]) -> Repeats:
+        return ()
 
     def recovered(self) -> Recovered:
         return self._recovered

@@ -57,7 +57,7 @@ _REQUEUED: Final = frozenset({_S.WAITING, _S.DEFERRED, _S.DYING})
 MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = {
     _S.AHEAD: {
         # OVER: the message is not wanted (tag, age, address) or not in the sample.
-        _E.DELIVER: frozenset({_S.PARKED, _S.OVER} | _SENT),
+        _E.DELIVER: frozenset({_S.PARKED, _S.OVER, _S.DYING} | _SENT),  # DYING: it has expired
         _E.GONE: _OVER,
         _E.SKIP: _OVER,
         _E.SEEK: _OVER,
@@ -104,7 +104,8 @@ MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = 
         _E.SEEK: _SEEK,
     },
     _S.READY: {
-        _E.DELIVER: frozenset({_S.OVER} | _SENT),  # OVER: it is too old by now
+        # OVER or DYING: it has ended by now.
+        _E.DELIVER: frozenset({_S.OVER, _S.DYING} | _SENT),
         _E.GONE: _OVER,
         _E.CONFIGURE: frozenset({_S.DYING}),
         _E.SKIP: _OVER,

@@ -10,6 +10,7 @@ from typing import Any, Final
 from support.message_states import MOVES, MessageEvent, MessageState
 
 from zsq.actors.channel.core import ChannelCore
+from zsq.actors.channel.fair import FairSupply
 from zsq.actors.channel.ordered import OrderedSupply
 from zsq.actors.channel.priorities import PrioritySupply
 from zsq.transport.units import NS_PER_S
@@ -110,6 +111,9 @@ class Watch:
             put((*supply._slots.runs(), *supply._unsorted.runs()), _S.PARKED)
         if isinstance(supply, PrioritySupply):
             put((*supply._levels.runs(), *supply._unsorted), _S.PARKED)
+        if isinstance(supply, FairSupply):
+            put((*supply._tenants.runs(), *supply._unsorted), _S.PARKED)
+            put(supply._tenants.again_runs(), _S.READY)
         here = {offset for offset, state in found.items() if state is _S.DEFERRED}
         # Deferred messages that a commit has moved to the store stay deferred.
         self._deferred = (self._deferred - found.keys()) | here

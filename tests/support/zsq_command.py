@@ -74,11 +74,15 @@ class Zygote:
             self._requests.settimeout(timeout_s)
             try:
                 code = int(self._requests.recv(ANSWER_BYTES_MAX))
-            except TimeoutError:
+            except BaseException as error:
                 os.kill(pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(arguments, timeout_s) from None
-            finally:
                 self._requests.settimeout(None)
+                # Otherwise the next command would take this code, or its process id, for its own.
+                self._requests.recv(ANSWER_BYTES_MAX)
+                if isinstance(error, TimeoutError):
+                    raise subprocess.TimeoutExpired(arguments, timeout_s) from None
+                raise
+            self._requests.settimeout(None)
             for stream in streams:
                 stream.result()
             return subprocess.CompletedProcess(arguments, code, *(one.result() for one in said))

@@ -111,6 +111,7 @@ __all__ = [
     "missing",
     "open_block",
     "pack",
+    "pick",
     "with_place",
 ]
 
@@ -200,13 +201,15 @@ class Block:
     sent without a copy.
     """
 
-    __slots__ = ("_layout", "_prefixes", "columns", "header", "payload")
+    __slots__ = ("_layout", "_prefixes", "columns", "header", "ids", "payload")
 
     def __init__(self, header: Header, payload: Any, columns: memoryview | None = None) -> None:
         self.header = header
         self.payload = payload
         self.columns = memoryview(payload) if columns is None else columns
         self._layout: tuple[tuple[Column | None, ...], memoryview | None] | None = None
+        self.ids: tuple[bytes | None, ...] | None = None
+        """The digest of each message's id (`wire/dedupe.py`), if they were read from the block."""
         self._prefixes: tuple[int, ...] = ()
         """The checksum of the columns up to the end of each piece, or () before the first check."""
 
@@ -681,6 +684,24 @@ def cut(block: Block, start: int, stop: int) -> Block:
     old = block.header
     return seal(pieces, sum(map(len, pieces)), old.columns, count, first_offset=old.first_offset + start, time_ns=old.time_ns,
                  producer_id=old.producer_id, sequence=old.sequence, flags=old.flags)  # fmt: skip
+
+
+def pick(block: Block, indexes: Sequence[int]) -> Block:
+    """Return a block with only these messages, of the same producer, sequence, time and flags."""
+    bodies = [block.body.value(index) or b"" for index in indexes]
+    keys, tags, headers = (
+        None if column is None else [column.value(index) for index in indexes]
+        for column in (block.key, block.tag, block.headers)
+    )
+    times = block.times
+    old = block.header
+    new = pack(bodies, keys=keys, tags=tags, headers=headers,
+               times=None if times is None else [times[index] for index in indexes],
+               producer_id=old.producer_id, sequence=old.sequence, time_ns=old.time_ns, limits=_UNLIMITED)  # fmt: skip
+    picked = Block(new.header._replace(flags=old.flags), new.payload, new.columns)
+    if block.ids is not None:
+        picked.ids = tuple(block.ids[index] for index in indexes)
+    return picked
 
 
 # If at least one of this number of messages is picked, all values of the range are read in one

@@ -36,6 +36,7 @@ from .answers import (
     Nothing,
     OverviewAnswer,
     PartRemoved,
+    Revoked,
     Scheduled,
     ScheduleRows,
     Silenced,
@@ -44,6 +45,7 @@ from .answers import (
     TopicNames,
 )
 from .codec import HeaderValue
+from .lifetime import check_revoke_key
 from .protocol import SKIPPED_MAX
 
 AnswerT = TypeVar("AnswerT")
@@ -252,6 +254,20 @@ class SkipRequest(AdminRequest[Skipped]):
 @record(kw_only=True)
 class PreviewSkipRequest(SkipRequest):
     """Return which of these messages of a channel are not finished."""
+
+
+@record(kw_only=True)
+class RevokeRequest(AdminRequest[Revoked]):
+    """Cancel the messages of a topic that have one of these revoke keys."""
+
+    keys: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.keys) <= SKIPPED_MAX:
+            text = f"give 1 to {SKIPPED_MAX:,} revoke keys, not {len(self.keys)}"
+            raise UsageError(E_BAD_ARGUMENT, text)
+        for key in self.keys:
+            check_revoke_key(key)
 
 
 @record(kw_only=True)
@@ -466,6 +482,43 @@ class CheckDrainedRequest(AdminRequest[PartRemoved]):
     """
 
 
+@record(kw_only=True)
+class DrainBrokerRequest(AdminRequest[Nothing]):
+    """Let the broker with the number `broker` move its parts to others, `at_once` at a time.
+
+    Without `draining`, it keeps the parts that it has, and takes new ones.
+    """
+
+    broker: int
+    draining: bool = True
+    at_once: int = 1
+
+
+@record(kw_only=True)
+class ForgetBrokerRequest(AdminRequest[Nothing]):
+    """Let the others have the parts of the broker with the number `broker`, which is gone for good.
+    With `force`, it is not checked whether it still ships.
+    """
+
+    broker: int
+    force: bool = False
+
+
+@record(kw_only=True)
+class SetAutoRequest(AdminRequest[Nothing]):
+    """Set whether the brokers of the cluster balance their parts by themselves.
+
+    At most `at_once` parts move at a time. After each, its broker waits, so that it moves at most
+    `rate` bytes in a second (0: any number). A broker that is silent for `gone_after` seconds is
+    forgotten (0: never).
+    """
+
+    on: bool
+    rate: int = 0
+    at_once: int = 1
+    gone_after: int = 0
+
+
 class Scope(Enum):
     """The thing that a request is about, which says what names it has."""
 
@@ -545,6 +598,7 @@ REQUESTS: Final = (
     _looking(HistoryRequest, "history", Scope.TOPIC_OR_CHANNEL, Action.SEE),
     _changing(SeekRequest, "seek", Scope.CHANNEL, is_repeatable=True, each_part=True),
     _changing(SkipRequest, "skip messages", Scope.CHANNEL, is_repeatable=True),
+    _changing(RevokeRequest, "revoke", Scope.TOPIC, is_repeatable=True, each_part=True),
     # Peek, the preview and the list of delayed messages show bodies, or which messages exist.
     _looking(PreviewSkipRequest, "skip preview", Scope.CHANNEL, Action.CONSUME),
     _looking(PeekRequest, "peek", Scope.CHANNEL, Action.CONSUME),
@@ -571,6 +625,9 @@ REQUESTS: Final = (
     _changing(AddPartsRequest, "add_parts", Scope.TOPIC),
     _changing(MovePartRequest, "move", Scope.TOPIC, is_repeatable=True),
     _changing(RemovePartRequest, "remove_part", Scope.TOPIC),
+    RequestRow(DrainBrokerRequest, "broker drain", Scope.BROKER, Action.ADMINISTER),
+    RequestRow(ForgetBrokerRequest, "broker forget", Scope.BROKER, Action.ADMINISTER),
+    RequestRow(SetAutoRequest, "cluster auto", Scope.BROKER, Action.ADMINISTER),
     RequestRow(
         CheckDrainedRequest,
         "drained",

@@ -71,7 +71,7 @@ class PartRemoved(TypedDict):
 
 class ClusterBroker(TypedDict):
     """A broker of the cluster. `bucket`: the URL of its bucket. `me`: True for the one that
-    answers.
+    answers. `draining`: how many parts it gives away at a time, or 0. `gone`: it was forgotten.
     """
 
     number: int
@@ -79,12 +79,15 @@ class ClusterBroker(TypedDict):
     addresses: Sequence[str]
     bucket: str
     me: bool
+    draining: int
+    gone: bool
 
 
 class ClusterTopic(TypedDict):
     """A topic with parts. `parts`: the number of the broker of each part, or -1 if the part was
     removed. `closed`: the numbers of the parts that take no more messages. `moves`: the broker to
-    which a part is being moved.
+    which a part is being moved. `origins`: the broker that had a part before, and keeps its files
+    until the other one has all of it.
     """
 
     topic: str
@@ -92,6 +95,7 @@ class ClusterTopic(TypedDict):
     parts: Sequence[int]
     closed: Sequence[int]
     moves: Mapping[int, int]
+    origins: Mapping[int, int]
 
 
 def places_of(topic: ClusterTopic) -> dict[int, int]:
@@ -99,11 +103,22 @@ def places_of(topic: ClusterTopic) -> dict[int, int]:
     return {part: broker for part, broker in enumerate(topic["parts"]) if broker >= 0}
 
 
+class ClusterAuto(TypedDict):
+    """The setting `auto` of a cluster, see `set_auto_balance` of Admin."""
+
+    is_on: bool
+    rate: int
+    at_once: int
+    gone_after_s: int
+
+
 class ClusterAnswer(TypedDict):
     """The cluster as one broker knows it.
 
     `directory`: the number of the next entry in the directory. `is_shared`: it is that of a
     cluster, and not of this broker alone. `trouble`: why the directory cannot be read now, or "".
+    `moving`: how many parts move now. `planned`: how many more shall move, if the broker that
+    answers is drained, or the brokers balance by themselves.
     """
 
     brokers: Sequence[ClusterBroker]
@@ -111,6 +126,9 @@ class ClusterAnswer(TypedDict):
     directory: int
     is_shared: bool
     trouble: str
+    auto: ClusterAuto
+    moving: int
+    planned: int
 
 
 class TopicConfigured(TypedDict):
@@ -145,6 +163,14 @@ class Skipped(TypedDict):
     """`offsets`: those of the request whose messages were not finished."""
 
     offsets: Sequence[int]
+
+
+class Revoked(TypedDict):
+    """`delayed`: the number of delayed messages that were cancelled. Nobody knows yet how many
+    others have the keys.
+    """
+
+    delayed: int
 
 
 class Ended(TypedDict):

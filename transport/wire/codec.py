@@ -53,6 +53,8 @@ CHECKED_BYTES: Final = 128 * 1024  # of headers that are unpacked at the same ti
 # The header of a message that is for one channel only (see dead_letter.py). It is an address, and
 # no header that users see.
 CHANNEL_HEADER: Final = "zsq-channel"
+EXPIRES_HEADER: Final = "zsq-expires-ms"
+DEDUPE_HEADER: Final = "zsq-dedupe-id"  # see dedupe.py
 UNREADABLE: Final = "zsq-unreadable"  # the name under which headers are shown that are not valid
 
 

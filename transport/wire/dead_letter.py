@@ -2,8 +2,9 @@
 
 A dead letter has the body, key, tag and headers of the message, and the time at which the message
 was first stored. All headers together have a size limit, and the message's own headers may already
-reach it. In that case the error text is shortened first. If that is not enough, own headers are
-left out, the largest first, and `zsq-dead-left-out` counts them.
+reach it. In that case the traceback is shortened first, from its oldest frames on, and then the
+error text. If that is not enough, own headers are left out, the largest first, and
+`zsq-dead-left-out` counts them.
 
 The module also handles messages for only one channel of a topic. The header `zsq-channel` names the
 channel, and a flag of the block says that the block may contain such messages. The client that
@@ -20,6 +21,8 @@ from ..block.block_format import ADDRESSED, HEADERS_BYTES_MAX
 from ..errors import E_BAD_ARGUMENT, E_BAD_BLOCK, UsageError
 from .codec import (
     CHANNEL_HEADER,
+    DEDUPE_HEADER,
+    EXPIRES_HEADER,
     HEADERS_MAX,
     HeaderValue,
     check_headers,
@@ -104,6 +107,8 @@ CHANNEL: Final = f"{PREFIX}channel"
 ATTEMPTS_MADE: Final = f"{PREFIX}attempts"
 REASON: Final = f"{PREFIX}reason"
 ERROR: Final = f"{PREFIX}error"
+CONSUMER: Final = f"{PREFIX}consumer"  # the label of the consumer of the last delivery
+TRACEBACK: Final = f"{PREFIX}traceback"
 TIME: Final = f"{PREFIX}time"  # when the message died, in nanoseconds since 1970
 LEFT_OUT: Final = f"{PREFIX}left-out"  # the number of own headers for which there was no room
 UNREADABLE: Final = f"{PREFIX}headers"  # the own headers, unchanged, if they were not a map
@@ -111,6 +116,7 @@ UNREADABLE: Final = f"{PREFIX}headers"  # the own headers, unchanged, if they we
 # Reasons why a message became a dead letter.
 ATTEMPTS: Final = "max_attempts"
 REJECT: Final = "rejected"
+EXPIRY: Final = "expired"
 FOUND: Final = (
     "its channel ended while it was in flight or waited; the result of its last delivery is "
     "not known"
@@ -146,7 +152,12 @@ def _pack(kept: dict[str, HeaderValue], death: dict[str, HeaderValue]) -> bytes:
         if over <= 0:
             return packed
         error = str(death.get(ERROR, "")).encode()
-        if error:
+        traceback = str(death.pop(TRACEBACK, "")).encode()
+        if traceback and over < len(traceback):
+            death[TRACEBACK] = traceback[over:].decode(errors="ignore")
+        elif traceback:
+            pass  # it is left out
+        elif error:
             death[ERROR] = error[: max(0, len(error) - over)].decode(errors="ignore")
         else:
             assert kept, "what is said of a death fits"
@@ -158,7 +169,8 @@ def _own(data: bytes | None) -> dict[str, HeaderValue]:
     """Return the own headers that a dead letter keeps.
 
     A letter that dies again describes only its last death. It is no longer addressed to the channel
-    of a redrive.
+    of a redrive. It does not expire, and neither does a redriven message.
+    It has no id, because a redrive within the window would be a duplicate of it.
     """
     headers = unpack_headers(data)
     if not all(type(name) is str for name in headers):
@@ -166,7 +178,8 @@ def _own(data: bytes | None) -> dict[str, HeaderValue]:
     return {
         name: value
         for name, value in headers.items()
-        if not name.startswith(PREFIX) and name != CHANNEL_HEADER
+        if not name.startswith(PREFIX)
+        and name not in (CHANNEL_HEADER, DEDUPE_HEADER, EXPIRES_HEADER)
     }
 
 
@@ -180,10 +193,11 @@ def _leave_out(headers: dict[str, HeaderValue], count: int) -> None:
 def redriven(headers: Mapping[str, HeaderValue], channel: str | None) -> dict[str, HeaderValue]:
     """Return the headers of a dead letter that is sent back.
 
-    The headers about its death get the prefix `zsq-redriven-`. If `channel` is given, only this
-    channel gets the letter.
+    The headers about its death get the prefix `zsq-redriven-`, without the traceback: a letter that
+    dies again and again must not grow. If `channel` is given, only this channel gets the letter.
     """
-    kept = {name: value for name, value in headers.items() if name != CHANNEL_HEADER}
+    without = (CHANNEL_HEADER, DEDUPE_HEADER, TRACEBACK)
+    kept = {name: value for name, value in headers.items() if name not in without}
     # Other programs may have packed names that are not text.
     history = {name for name in kept if type(name) is str and name.startswith(PREFIX)}
     letter = {

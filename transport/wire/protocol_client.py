@@ -41,12 +41,12 @@ __all__ = [
     "PROTOCOL_VERSION",
     "RANGES_MAX",
     "READY_MAX",
-    "REQUEUE_DELAY_MS_MAX",
     "RUN_BYTES_MAX",
     "SAMPLE_RATE_MAX",
     "SKIPPED_MAX",
     "STAGE_BYTES",
     "STAGE_PARTS_MAX",
+    "TRACEBACK_TEXT_MAX",
     "TRANSACTION_APP_BYTES_MAX",
     "TRANSACTION_KINDS",
     "UNBEGUN",
@@ -59,10 +59,12 @@ __all__ = [
     "Begun",
     "Blocks",
     "Bye",
+    "Cancelled",
     "Commit",
     "Delayed",
     "Deliver",
     "Done",
+    "Duplicates",
     "Failed",
     "Fetch",
     "Fin",
@@ -121,7 +123,7 @@ MESSAGE_TIMEOUT_MS_MIN: Final = 1_000
 # As long as a time-out of nsqd may be that anybody sets. A consumer that has ended loses its leases
 # at once, so a long one only delays what a stuck handler holds.
 MESSAGE_TIMEOUT_MS_MAX: Final = 24 * 3_600_000
-REQUEUE_DELAY_MS_MAX: Final = 3_600_000
+DELAY_MS_MAX: Final = 366 * 86_400_000  # the longest delay of a publish, a requeue or a deferral
 # Special values for the delay of a requeue. BACKOFF means the channel's backoff. DEAD sends the
 # messages to the dead letters. EXPIRED requeues them without delay and counts this as a time-out.
 # It is for a consumer that has a deadline for each message of a delivery. UNBEGUN gives back
@@ -131,6 +133,7 @@ DEAD: Final = -2
 EXPIRED: Final = -3
 UNBEGUN: Final = -4
 ERROR_TEXT_MAX: Final = 512
+TRACEBACK_TEXT_MAX: Final = 4096  # its oldest frames are left out first
 # The most unanswered blocks of one link. The high-water marks of sockets are above this number.
 WINDOW_BLOCKS_MAX: Final = 4096
 READY_MAX: Final = 100_000
@@ -361,6 +364,26 @@ class Stored(Wire):
 
 
 @record
+class Duplicates(Wire):
+    """Block `sequence` is as durable as the topic promises, but some of its messages were not
+    stored, because messages with the same ids are stored already. This answer takes the place of
+    Stored or Delayed.
+
+    `first_offset` is that of the first message that was stored, or `due_ns` and `serial` are those
+    of the first one that was delayed. They are -1 if there is none. `duplicates` are (index,
+    offset) of the messages that were not stored, ascending. The offset is that of the earlier
+    message, or -1 if that one was delayed, or if its offset is not known.
+    """
+
+    op: ClassVar[int] = 16
+    sequence: int
+    first_offset: int
+    due_ns: int
+    serial: int
+    duplicates: tuple[tuple[int, int], ...]
+
+
+@record
 class Unstored(Wire):
     """Block `sequence` was refused.
 
@@ -408,7 +431,11 @@ class Sub(Wire):
 
 @record
 class Subscribed(Wire):
-    """The answer to Sub. `ordered`: the channel delivers the messages of a key in order."""
+    """The answer to Sub. `ordered`: the channel delivers the messages of a key in order.
+
+    `buffer_ms`: the consumer should hold no more messages than its handlers need for this time. 0:
+    as many as it wants.
+    """
 
     op: ClassVar[int] = 31
     request: int
@@ -416,6 +443,7 @@ class Subscribed(Wire):
     message_timeout_ms: int
     heartbeat_ms: int
     ordered: bool = False
+    buffer_ms: int = 0
 
 
 @record
@@ -459,6 +487,22 @@ class Recall(Wire):
 
 
 @record
+class Cancelled(Wire):
+    """Channel to consumer: these messages must not be begun any more, as far as it holds some.
+
+    Those of `ranges` were cancelled, or expired before a handler had begun them. They are finished,
+    and need no answer. Those with one of the revoke keys `keys` below offset `end` stay with the
+    handlers that have begun them. Others are given back by Req with UNBEGUN, and the channel gives
+    them up.
+    """
+
+    op: ClassVar[int] = 6
+    ranges: tuple[Range, ...]
+    keys: tuple[str, ...]
+    end: int
+
+
+@record
 class Settled(Wire):
     """Channel to consumer: this link ends, and the first `finishes` messages that were finished
     on it are committed. Finishes that were refused do not count.
@@ -497,13 +541,17 @@ class Fin(Wire):
 @record
 class Req(Wire):
     """Requeue these `ranges` of the delivery, or the whole delivery if they are empty, after
-    `delay_ms` (0: at once; more than an hour counts as an hour).
+    `delay_ms` (0: at once; more than DELAY_MS_MAX counts as DELAY_MS_MAX).
 
     Four values of `delay_ms` are special. With BACKOFF, the channel's settings decide. With DEAD,
     the messages become dead letters now and are not delivered again. With EXPIRED, they are
     requeued at once, as if their lease had ended. With UNBEGUN, no handler has begun them, so they
     are requeued at once and use no attempt. `error`: the reason, at most ERROR_TEXT_MAX
-    characters, which a dead letter contains.
+    characters, and `traceback`: where it was raised, at most TRACEBACK_TEXT_MAX characters. A dead
+    letter contains both.
+
+    With `defer`, the handlers have begun the messages and put them off: that uses no attempt and is
+    no failure.
     """
 
     op: ClassVar[int] = 35
@@ -512,6 +560,8 @@ class Req(Wire):
     ranges: tuple[Range, ...]
     delay_ms: int
     error: str = ""
+    traceback: str = ""
+    defer: bool = False
 
 
 @record
@@ -608,9 +658,6 @@ class Measure(Wire):
     start: int
     end: int
     bytes_max: int
-
-
-DELAY_MS_MAX: Final = 366 * 86_400_000
 
 
 @record

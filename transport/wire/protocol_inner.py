@@ -16,6 +16,7 @@ __all__ = [
     "Attach",
     "Behind",
     "Born",
+    "BrokersSeen",
     "Credit",
     "DeferredAt",
     "DirectoryEntries",
@@ -447,6 +448,19 @@ class DirectoryTrouble(Wire):
 
     op: ClassVar[int] = 54
     text: str
+
+
+@record
+class BrokersSeen(Wire):
+    """Archive actor to supervisor: the brokers of the cluster that announce themselves
+    (storage/cluster/notices.py).
+
+    Each row has the uuid, how many seconds ago the last notice was new, and the free and all bytes
+    of the disk. They are sent only while a broker drains, or `auto` is on.
+    """
+
+    op: ClassVar[int] = 9
+    brokers: tuple[tuple[str, float, int, int], ...]
 
 
 # Supervisor and child processes

@@ -16,10 +16,11 @@ from .protocol_client import Done, Wire
 # fmt: off
 __all__ = [
     "AppendEntry", "BackUpLog", "BackUpState", "BehindPause", "CancelDelayed", "ChannelConfigured", "ConfigureChannel", "CopyArchive",
-    "CountDelayed", "DeadLettersGo", "Disconnect", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "FindOffset", "Hold",
-    "LeaveChannel", "ListChunks", "ListDelayed", "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek", "Position", "ReadDirectory",
-    "Reload", "ReloadGateway", "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "RunSchedule", "Seek", "SetClosed", "SetLookupds",
-    "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip", "SkipMessages", "TakePart", "WaitForShipping", "WhereDeadLettersGo",
+    "CountDelayed", "DeadLettersGo", "Disconnect", "DropChannel", "EmptyChannel", "EmptyTopic", "EndBackup", "EndLog", "FindOffset",
+    "FindPart", "Hold", "LeaveChannel", "ListChunks", "ListDelayed", "LookAtNames", "MovePause", "Order", "OrderAnswer", "Peek",
+    "Position", "ReadDirectory", "Reload", "ReloadGateway", "ReloadHttpGateway", "ReloadNsqGateway", "ReloadShipping", "Revoke",
+    "RunSchedule", "Seek", "SetClosed", "SetLookupds", "SetPaused", "SetRetention", "SetSealed", "SetSync", "Skip", "SkipMessages",
+    "TakePart", "WaitForShipping", "WhereDeadLettersGo",
 ]
 # fmt: on
 
@@ -153,11 +154,17 @@ class CancelDelayed(Order[Done]):
 
     With `all`, the keys are ignored, and the earliest messages are cancelled, as many as one commit
     allows. Done.data: {"cancelled"}, with `all` also {"more"}.
+
+    With `revoke_keys`, the messages that have one of these revoke keys are cancelled, of a number
+    of rows behind the key `after`. Done.data: {"cancelled": their number, "after": where to go on,
+    or () if that was the last row}.
     """
 
     op: ClassVar[int] = 101
     keys: tuple[tuple[int, int], ...]
     all: bool = False
+    revoke_keys: tuple[str, ...] = ()
+    after: tuple[int, ...] = ()
 
 
 @record
@@ -281,6 +288,17 @@ class SkipMessages(Order[Done]):
     offsets: tuple[int, ...]
     head: int
     preview: bool
+
+
+@record
+class Revoke(Order[Done]):
+    """Cancel the messages below `end` that have one of these revoke keys, also those that come
+    again later. The reply comes when this is durable.
+    """
+
+    op: ClassVar[int] = 5
+    keys: tuple[str, ...]
+    end: int
 
 
 @record
@@ -410,9 +428,12 @@ class TakePart(Order[Done]):
     """Make the directory of a part that another broker has given to this one
     (storage/bucket/shipping/part_taking.py).
 
-    `url` is the bucket of the other broker. Done.data: {"row": the row of the part in the registry
-    of the other broker, "start", "end", "archived": the offsets, and the messages that are only in
-    the archive}. Failed: E_BUCKET, E_CHECKSUM, E_DISK_FULL.
+    `url` is the bucket of the other broker. `reserve`: leave out this many offsets, because that
+    broker was forgotten, and may have given them out.
+
+    Done.data: {"row": the row of the part in the registry of the other broker, "start", "end",
+    "archived": the offsets, and the messages that are only in the archive}. Failed: E_BUCKET,
+    E_CHECKSUM, E_DISK_FULL.
     """
 
     op: ClassVar[int] = 58
@@ -421,6 +442,37 @@ class TakePart(Order[Done]):
     log: str
     tick: int
     directory: str
+    reserve: int = 0
+
+
+@record
+class EndLog(Order[Done]):
+    """End the log of the broker with the bucket at `url`, which its cluster forgets
+    (storage/bucket/shipping/log_end.py). Before that, this waits for `quiet_s`, in which that
+    broker must ship nothing.
+
+    Done.data: {"tick": the number of the last tick}. Failed: E_BUCKET, E_NOT_EMPTY if the broker
+    ships.
+    """
+
+    op: ClassVar[int] = 7
+    url: str
+    quiet_s: float
+
+
+@record
+class FindPart(Order[Done]):
+    """Find a part in the bucket at `url` of a broker that was forgotten, which had it in this hold.
+
+    `of_topic` is the uuid of its topic. Done.data: {"log": the uuid of its log, or "" if the bucket
+    has nothing of it, "tick": a tick that has it}. Failed: E_BUCKET.
+    """
+
+    op: ClassVar[int] = 8
+    url: str
+    name: str
+    of_topic: str
+    hold: int
 
 
 # To any actor

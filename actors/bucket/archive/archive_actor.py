@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,6 +34,7 @@ from ....storage.bucket.bucket_url import parse_bucket_url
 from ....storage.bucket.counted_bucket import CountedBucket
 from ....storage.bucket.object_store import CALL_S, open_bucket
 from ....storage.bucket.probe import probe
+from ....storage.bucket.shipping.log_end import StillWrites, end_log, find_part
 from ....storage.bucket.shipping.part_taking import CopiesAhead, Wanted, take_part
 from ....storage.bucket.shipping.tick_format import state_folder
 from ....storage.errors import Damaged, StorageError
@@ -42,6 +44,7 @@ from ....transport.errors import (
     E_BUCKET,
     E_CHECKSUM,
     E_FENCED,
+    E_NOT_EMPTY,
     E_UNSUPPORTED,
     Refused,
     UsageError,
@@ -52,6 +55,7 @@ from ....transport.wire import protocol as p
 from ...runtime.actor import Actor, StartFailed
 from ...runtime.port import Envelope, Mail, Port
 from ...runtime.worker_thread import WorkerThread
+from ...settings.options import SHIP_RESERVE
 from ...settings.starts import ArchiveStart
 from ..lease_cell import LeaseCell
 from .cluster_reader import LOOK_MS, ClusterReader, check_store
@@ -100,6 +104,7 @@ class ArchiveActor(Actor[ArchiveStart]):
         self._cluster_threads: list[WorkerThread] = []
         self._taker: list[WorkerThread] = []
         self._copier: list[WorkerThread] = []
+        self._ender: list[WorkerThread] = []
         self._bucket = self._open(FIRST_CALL_S if start.first else CALL_S)
         if start.first:
             self._check_first()
@@ -130,6 +135,8 @@ class ArchiveActor(Actor[ArchiveStart]):
         self.obey(p.WaitForShipping, self._wait_for_shipping)
         self.obey(p.CopyArchive, self._copy_archive)
         self.obey(p.TakePart, self._take_part)
+        self.obey(p.EndLog, self._end_log)
+        self.obey(p.FindPart, self._find_part)
         self.obey_reload(p.ReloadShipping, self._take_bound)
         self.every(1_000, self._tick)
         self._tick()
@@ -190,6 +197,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             self._cluster_threads[0],
             partial(self.supervisor.send, ()),
             check,
+            partial(_disk_of, start.data_dir),
         )
         self.every(LOOK_MS, reader.look)
         return reader
@@ -222,7 +230,7 @@ class ArchiveActor(Actor[ArchiveStart]):
             raise Refused(E_BUCKET, "the bucket of this broker cannot be used at the moment")
         thread = self._taking_thread()
         place = self._claimed.claim.place
-        wanted = Wanted(order.name, order.log, order.tick, order.directory, place)
+        wanted = Wanted(order.name, order.log, order.tick, order.directory, place, order.reserve)
         if order.log in self._forgotten and self._control.pending:
             raise Refused(E_BUCKET, "what the part left here earlier is being removed")
         # What it left here when it was moved away is not needed any more: it comes back.
@@ -248,6 +256,26 @@ class ArchiveActor(Actor[ArchiveStart]):
             return {"log": self._ahead.copy(self._open_other(order.url), order.name)}
 
         self._copier[0].submit(partial(self._took_part, order.request), copy)
+
+    def _end_log(self, order: p.EndLog) -> None:
+        if not self._may_write():
+            raise Refused(E_BUCKET, "the bucket of this broker cannot be used at the moment")
+        self._ender = self._ender or self._threads("end", 1)
+
+        def end() -> dict[str, Any]:
+            wait = partial(time.sleep, order.quiet_s)
+            other = self._open_other(order.url)
+            tick = end_log(other, socket.gethostname(), time.time_ns(), SHIP_RESERVE, wait)
+            return {"tick": tick}
+
+        self._ender[0].submit(partial(self._took_part, order.request), end)
+
+    def _find_part(self, order: p.FindPart) -> None:
+        def find() -> dict[str, Any]:
+            other = self._open_other(order.url)
+            return find_part(other, order.name, order.of_topic, order.hold)._asdict()
+
+        self._taking_thread().submit(partial(self._took_part, order.request), find)
 
     def _open_other(self, url: str) -> Bucket:
         """Return the bucket of another broker. Its requests count as those of this broker."""
@@ -619,12 +647,22 @@ class ArchiveActor(Actor[ArchiveStart]):
         }
 
 
+def _disk_of(data_dir: str) -> tuple[int, int]:
+    """Return the free and all bytes of a disk, or 0 if they are not known."""
+    try:
+        disk = os.statvfs(data_dir)
+    except OSError:
+        return 0, 0
+    return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+
+
 def _failure(request: int, error: Exception) -> p.Failed:
     """Return the answer to a request that failed. Raises the error if it is a defect."""
     if not isinstance(error, (StorageError, OSError, StartFailed)):
         raise error
     is_superseded = isinstance(error, Superseded)
     code = E_CHECKSUM if isinstance(error, Damaged) else E_FENCED if is_superseded else E_BUCKET
+    code = E_NOT_EMPTY if isinstance(error, StillWrites) else code
     return p.Failed(request, code, str(error))
 
 

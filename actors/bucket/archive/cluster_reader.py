@@ -4,6 +4,9 @@ It is a part of the archive actor, with a thread of its own, because a store tha
 must not delay the uploads. It asks for the next entry every 2 s, and when the supervisor orders it.
 The supervisor receives each entry in order, before the reply to an order.
 
+While a broker drains, or `auto` is on, it also exchanges notices with the other brokers
+(`storage/cluster/notices.py`), and tells the supervisor which of them live.
+
 It begins when this broker may write to its own bucket. So a copy of a broker that another one has
 replaced does not announce its addresses.
 
@@ -20,7 +23,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid as uuids
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -29,6 +32,7 @@ from ....storage.bucket.bucket_url import BucketUrl
 from ....storage.bucket.probe import probe
 from ....storage.cluster.directory import FOLDER, BrokerEntry, Entry, Unusable, decode_entry
 from ....storage.cluster.directory_log import DirectoryLog, NewEntries, VoidEntry
+from ....storage.cluster.notices import NOTICE_S, BrokerNotice, BrokerSeen, BrokerWatch
 from ....storage.errors import Damaged, ForeignDirectory
 from ....storage.files import Files
 from ....transport.errors import E_BAD_ARGUMENT, E_BUCKET, E_LIMIT, Refused, UsageError
@@ -41,6 +45,9 @@ log = logging.getLogger("zsq")
 LOOK_MS: Final = 2_000
 PAUSE_S: Final = 10.0  # until the store is checked again
 ORDERS_MAX: Final = 1_000
+# A broker that has begun to announce itself exchanges its first notices sooner.
+SOON_EXCHANGES: Final = 4
+SOON_S: Final = 1.5
 EARLIER_MAX: Final = 4  # addresses of earlier processes in the broker's own entry
 # The size of one message with entries.
 MESSAGE_ENTRIES: Final = 1_000
@@ -54,6 +61,7 @@ class ReadOutcome(NamedTuple):
     new: NewEntries
     number: int = -1
     error: BucketError | None = None
+    seen: Mapping[str, BrokerSeen] | None = None
 
     @property
     def is_all(self) -> bool:
@@ -81,7 +89,7 @@ def merged(addresses: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...
 
 class ClusterReader:
     """The reader of one broker. `own` is the URL of its own bucket. `send` sends a message to the
-    supervisor.
+    supervisor. `disk` returns the free and all bytes of the disk of this broker.
 
     `check` raises a `BucketError` if the store is not fit. It runs in the thread, before the first
     read.
@@ -96,6 +104,7 @@ class ClusterReader:
         thread: Jobs,
         send: Callable[[p.Wire], object],
         check: Callable[[], object],
+        disk: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self.trouble = ""
         self._bucket = bucket
@@ -105,6 +114,7 @@ class ClusterReader:
         self._thread = thread
         self._send = send
         self._check = check
+        self._disk = disk
         self._is_allowed = False
         self._retry_ns = 0
         self._is_told = False  # the supervisor knows that it has all entries
@@ -113,6 +123,10 @@ class ClusterReader:
         self._is_checked = False
         self._is_announced = False
         self._entry: BrokerEntry | None = None  # one that may be in the bucket by now
+        self._watch = BrokerWatch(bucket)
+        self._is_watching = False
+        self._watch_ns = self._exchanges = 0
+        self._seen: Mapping[str, BrokerSeen] | None = None
 
     def allow(self, is_allowed: bool) -> None:
         """Begin when this broker may write to its bucket. Stop when it may not any more."""
@@ -178,6 +192,12 @@ class ClusterReader:
             for message in messages:
                 self._send(message)
             self._is_told = outcome.is_all
+        if outcome.seen is not None:
+            rows = tuple(
+                (uuid, seen.quiet_s, seen.notice.free, seen.notice.total)
+                for uuid, seen in outcome.seen.items()
+            )
+            self._send(p.BrokersSeen(rows))
 
     def _tell_trouble(self, text: str) -> None:
         if text == self.trouble:
@@ -202,20 +222,44 @@ class ClusterReader:
             failure = error
             if not self._is_checked:
                 self._retry_ns = time.monotonic_ns() + int(PAUSE_S * NS_PER_S)
-        return ReadOutcome(self._log.take(), number, failure)
+        seen, self._seen = self._seen, None
+        return ReadOutcome(self._log.take(), number, failure, seen)
 
     def _read(self) -> int:
         self._log.read_on()
+        self._announce_if_needed()
+        self._look_at_brokers()
+        return -1
+
+    def _look_at_brokers(self) -> None:
+        """Exchange notices with the other brokers while somebody plans moves."""
+        directory = self._log.directory
+        me = directory.broker(self._broker)
+        is_needed = directory.auto.is_on or any(one.draining for one in directory.brokers)
+        now_ns = time.monotonic_ns()
+        if me is None or me.gone:
+            return
+        if is_needed and now_ns >= self._watch_ns:
+            self._is_watching = True
+            self._seen = self._watch.exchange(BrokerNotice(self._broker, *self._disk()), now_ns)
+            # At first, news of the others comes soon.
+            pause_s = NOTICE_S if self._exchanges >= SOON_EXCHANGES else SOON_S
+            self._watch_ns = now_ns + int(pause_s * NS_PER_S)
+            self._exchanges += 1
+        elif not is_needed and self._is_watching:
+            self._watch.withdraw(self._broker)
+            self._is_watching, self._watch_ns, self._exchanges = False, 0, 0
+
+    def _announce_if_needed(self) -> None:
         entry = self._log.directory.broker(self._broker)
         known = entry.addresses if entry is not None else ()
         right = merged(self._addresses, known)
         is_same = entry is not None and entry.bucket == self._own
         if self._is_announced and is_same and set(self._addresses) <= set(known):
-            return -1
+            return
         if known != right or not is_same:
             self._announce(right)
         self._is_announced = True
-        return -1
 
     def _announce(self, addresses: tuple[str, ...]) -> None:
         if (

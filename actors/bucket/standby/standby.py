@@ -148,6 +148,7 @@ class StandbyLoop:
         self.follower.begin()
         last = self.follower.last
         assert last is not None
+        self._check_goes_on()
         log.info(
             "follows %s: applied %.1f MiB up to tick %d, written by host %s",
             self._bucket.url, self.follower.applied_bytes / 2**20, last.index.number,
@@ -157,6 +158,15 @@ class StandbyLoop:
         self._look_at_registry()
         self._announce()
         self._now_follows()
+
+    def _check_goes_on(self) -> None:
+        """Raise `TakeoverFailed` if nobody may continue this log."""
+        last = self.follower.last
+        if last is not None and last.index.is_ended:
+            raise TakeoverFailed(
+                f"{self._bucket.url}: the cluster has forgotten this broker, so nobody takes over "
+                "from it: its parts are at other brokers. Remove this standby"
+            )
 
     def _now_follows(self) -> None:
         """Go on. After a long absence the primary gets its time too, because it was away as well.
@@ -178,6 +188,7 @@ class StandbyLoop:
         self._pause_s = self._again_s = PAUSE_S
         last = self.follower.last
         assert last is not None
+        self._check_goes_on()
         if is_new:
             self.patience.saw(last.index, time.monotonic_ns())
             self._look_at_registry()

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from ....transport.block.block import BLOCK_COUNT_MAX
 from ....transport.client.asyncio.aio_asker import Turner
+from ....transport.client.blocking.producer import Published
 from ....transport.client.core.packing import packed
 from ....transport.client.core.producer_engine import ProducerEngine
 from ....transport.client.core.producer_session import PendingBlock
@@ -28,6 +29,10 @@ from ....transport.wire.address import Address
 _EngineT = TypeVar("_EngineT", bound=Engine)
 Answer = Callable[[str], None]
 """Called once, with "" when all messages are durable or with the reason why they are not."""
+Placed = Callable[[int, list[Published]], None]
+"""Called before the answer, for each block that is durable, with its messages of a publish, and the
+index of the first one of them in the publish.
+"""
 
 # The most blocks of a topic and delay that are sent and not answered yet: one that is written to
 # the disk, and one behind it.
@@ -49,13 +54,20 @@ LANES_MAX: Final = 2_000
 class _Gather:
     """Messages of one topic and delay that will be one block."""
 
-    __slots__ = ("answers", "bodies", "delay_ms", "give_up_ns", "size", "topic")
+    __slots__ = (
+        "answers", "bodies", "delay_ms", "give_up_ns", "headers", "placed", "size", "topic",
+    )  # fmt: skip
 
     def __init__(self, topic: str, delay_ms: int) -> None:
         self.give_up_ns = time.monotonic_ns() + TIMEOUT_NS
         self.topic = topic
         self.delay_ms = delay_ms
         self.bodies: list[bytes] = []
+        # The packed headers of the messages, if any has headers.
+        self.headers: list[bytes | None] = []
+        # (first message, number of messages, index in its publish, callback) of the publishes that
+        # want to know.
+        self.placed: list[tuple[int, int, int, Placed]] = []
         self.size = 0
         self.answers: list[Answer] = []
 
@@ -63,14 +75,23 @@ class _Gather:
 class _BlockOut:
     """A block on its way, and the publishes that wait for it."""
 
-    __slots__ = ("answers", "give_up_ns", "key", "pending", "size")
+    __slots__ = ("answers", "give_up_ns", "key", "pending", "placed", "size")
 
     def __init__(self, pending: PendingBlock, gather: _Gather) -> None:
         self.pending = pending
         self.key = gather.topic, gather.delay_ms
         self.answers = gather.answers
+        self.placed = gather.placed
         self.size = gather.size
         self.give_up_ns = gather.give_up_ns
+
+    def place(self) -> None:
+        """Tell the publishes that want to know it where their messages are."""
+        for first, count, at, placed in self.placed:
+            leaves = (self.pending.leaf(index) for index in range(first, first + count))
+            placed(
+                at, [Published(leaf.offset_of(row), row in leaf.duplicates) for leaf, row in leaves]
+            )
 
 
 class SettledTurner(Turner[_EngineT]):
@@ -120,16 +141,38 @@ class Gatherer:
     def idle(self) -> bool:
         return not self._gathers and not self._out
 
-    def publish(self, topic: str, bodies: Sequence[bytes], delay_ms: int, answer: Answer) -> None:
-        """Publish messages. `answer` is called later."""
+    def publish(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        delay_ms: int,
+        answer: Answer,
+        headers: Sequence[bytes] = (),
+        placed: Placed | None = None,
+    ) -> None:
+        """Publish messages. `answer` is called later.
+
+        `headers` has the packed headers of each message, or is empty. `placed` is called once for
+        each block that has some of the messages, in order.
+        """
         if len(bodies) <= BLOCK_COUNT_MAX:
-            self._add(topic, bodies, delay_ms, answer)
+            self._add(topic, bodies, delay_ms, answer, headers, 0, placed)
         else:  # it is published in parts, and answered after the last one
             answer = _all_of(answer, -(-len(bodies) // BLOCK_COUNT_MAX))
             for at in range(0, len(bodies), BLOCK_COUNT_MAX):
-                self._add(topic, bodies[at : at + BLOCK_COUNT_MAX], delay_ms, answer)
+                stop = at + BLOCK_COUNT_MAX
+                self._add(topic, bodies[at:stop], delay_ms, answer, headers[at:stop], at, placed)
 
-    def _add(self, topic: str, bodies: Sequence[bytes], delay_ms: int, answer: Answer) -> None:
+    def _add(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        delay_ms: int,
+        answer: Answer,
+        headers: Sequence[bytes],
+        at: int,
+        placed: Placed | None,
+    ) -> None:
         """Add messages to the newest waiting block, or to a new block behind it."""
         waiting = self._gathers.get((topic, delay_ms))
         if waiting is None:
@@ -143,6 +186,12 @@ class Gatherer:
             last = _Gather(topic, delay_ms)
             waiting.append(last)
         size = sum(map(len, bodies)) if len(bodies) > 1 else len(bodies[0])
+        if headers:
+            last.headers += [None] * (len(last.bodies) - len(last.headers))
+            last.headers += headers
+            size += sum(map(len, headers))
+        if placed is not None:
+            last.placed.append((len(last.bodies), len(bodies), at, placed))
         last.bodies += bodies
         last.answers.append(answer)
         last.size += size
@@ -190,7 +239,12 @@ class Gatherer:
 
     def _go(self, gather: _Gather, now: int) -> None:
         try:
-            block = packed(gather.bodies, time.time_ns() if gather.delay_ms else None)
+            headers = gather.headers or None
+            if headers:
+                headers += [None] * (len(gather.bodies) - len(headers))
+            block = packed(
+                gather.bodies, time.time_ns() if gather.delay_ms else None, headers=headers
+            )
             pending = PendingBlock(block, gather.delay_ms)
             self._used_ns.pop(gather.topic, None)
             lane = self.engine.lane(gather.topic)
@@ -221,6 +275,8 @@ class Gatherer:
                 ahead.remove(block_out)
                 if not ahead:
                     del self._ahead[block_out.key]
+                if block_out.pending.error is None:
+                    block_out.place()
                 self._answer(
                     block_out.answers,
                     block_out.size,

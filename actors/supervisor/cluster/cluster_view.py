@@ -29,6 +29,14 @@ A part moves by these steps, each of which is repeated until its result is known
 | target | the same | live | Confirm, when the bucket has all | a `taken` there |
 | source | it is elsewhere, and nobody needs the files | given | Delete | none |
 
+A part of a broker that was forgotten is given by nobody. Each other broker adopts a share of them:
+
+| broker | the directory says | row of the part here | step | result |
+|---|---|---|---|---|
+| adopter | it is at a broker that was forgotten | none | Reclaim | a `reclaim` in the directory |
+| adopter | it is here, and that broker's bucket has it | none | Take, as above, behind a gap | live |
+| adopter | it is here, and no bucket has anything of it | none | Open, behind a gap | live |
+
 A broker without a cluster has a view of its own local directory, which is always read
 (`local_directory.py`). When it belongs to a cluster, `joining` has the topics of that directory,
 which are put into the directory of the cluster by the step Join. Until then, requests about such a
@@ -94,6 +102,7 @@ from ....transport.wire.admin_requests import (
 )
 from ...settings import closing
 from ..topics.registry_format import AWAY, GIVEN, TAKING, TopicRow
+from .cluster_loads import adopted_by, cluster_loads
 
 _AGAIN: Final = "try again in a moment"
 _TROUBLES_MAX: Final = 5  # parts that are named in a report
@@ -107,10 +116,13 @@ class Go(Enum):
 
 
 class Open(NamedTuple):
-    """A part that is missing here. `topic` is the topic as the directory has it."""
+    """A part that is missing here. `topic` is the topic as the directory has it. `hold` is 0 unless
+    a broker that was forgotten had the part before.
+    """
 
     name: str
     topic: PartedTopic
+    hold: int = 0
 
 
 class Adopt(NamedTuple):
@@ -176,6 +188,16 @@ class Confirm(NamedTuple):
     entry: TakenEntry
 
 
+class Reclaim(NamedTuple):
+    """A part of a broker that was forgotten, whose bucket is at `url`. `hold` is its hold there."""
+
+    name: str
+    url: str
+    topic: PartedTopic
+    part: int
+    hold: Hold
+
+
 class Join(NamedTuple):
     """A topic with parts that this broker had alone, for the directory of the cluster."""
 
@@ -183,7 +205,7 @@ class Join(NamedTuple):
     entry: TopicEntry
 
 
-Step = Join | Open | Adopt | Delete | Prepare | Release | Give | Resume | Take | Confirm
+Step = Join | Open | Adopt | Delete | Prepare | Release | Give | Resume | Take | Confirm | Reclaim
 
 
 class ClusterView:
@@ -206,6 +228,10 @@ class ClusterView:
         """The parts that are being released."""
         self.conflicts: dict[str, str] = {}
         """The topics of this broker that contradict the directory, each with a sentence."""
+        self.stuck: tuple[tuple[str, str], ...] = ()
+        """The parts that should leave this broker, and that no broker takes. The reasons follow."""
+        self.adopts_all = False
+        """True if the brokers that should adopt the parts of a forgotten one do not do so."""
         self._uuid = uuid
         self._local = local
         self.joining = {entry.topic: entry for entry in joining}
@@ -222,6 +248,7 @@ class ClusterView:
         """The trouble of the cluster as a text, or ""."""
         troubles = [f"{kind_of(name)} {name} {why}" for name, why in self.failures.items()]
         troubles += self.conflicts.values()
+        troubles += [f"part {name} cannot leave this broker: {why}" for name, why in self.stuck]
         more = (
             [f"and {len(troubles) - _TROUBLES_MAX} more"] if len(troubles) > _TROUBLES_MAX else []
         )
@@ -386,18 +413,24 @@ class ClusterView:
         return TopicEntry(id, topic, uuid, places, settings)
 
     def _brokers(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Return the numbers of the brokers that were asked for, or of all."""
-        known = range(len(self.directory.brokers))
+        """Return the numbers of the brokers that were asked for, or of all that take parts."""
+        brokers = self.directory.brokers
+        known = range(len(brokers))
         if not numbers:
             if not known:
                 raise Refused(E_CLOSING, f"no broker has joined this cluster yet; {_AGAIN}")
-            return known
+            return [broker.number for broker in brokers if broker.takes_parts]
         if not all(number in known for number in numbers):
             raise UsageError(
                 E_BAD_ARGUMENT,
                 f"brokers must be numbers from 0 to {len(known) - 1}, as this cluster has "
                 f"{len(known)} brokers, not {repr(numbers)[:80]}",
             )
+        for number in numbers:
+            if not brokers[number].takes_parts:
+                why = "was forgotten" if brokers[number].gone else "is being drained"
+                text = f"broker {number} {why}, so it takes no parts: name another one"
+                raise UsageError(E_BAD_ARGUMENT, text)
         return numbers
 
     def more_parts(self, message: AddPartsRequest, ids: Iterable[str]) -> list[PartEntry]:
@@ -434,9 +467,19 @@ class ClusterView:
         parted, number = self._parted(part[0]), part[1]
         if why := parted.why_missing(number):
             raise NotFound(E_NOT_FOUND, why)
-        broker = self._brokers([message.broker])[0]
+        broker = message.broker
+        if broker != parted.parts[number]:  # a move may be withdrawn at each broker
+            self._brokers([broker])
         hold = parted.hold(number)
         return MoveEntry(id, parted.uuid, number, hold.number, broker)
+
+    def check_broker(self, number: int) -> None:
+        """Raise `UsageError` unless the cluster has a broker with this number."""
+        self._check_read()
+        count = len(self.directory.brokers)
+        if not 0 <= number < count:
+            text = f"this cluster has the brokers 0 to {count - 1}, not {number}"
+            raise UsageError(E_BAD_ARGUMENT, text)
 
     def part_removal(
         self, message: RemovePartRequest, ids: Iterator[str], end: int = 0
@@ -531,6 +574,8 @@ class ClusterView:
                 row = self._local.get(name)
                 if row is not None and (row.part_of or parted.uuid) != parted.uuid:
                     continue  # a conflict, or a part of a topic that was removed
+                if broker != NOBODY and self.directory.brokers[broker].gone:
+                    continue
                 if broker == NOBODY:
                     # A row of an unknown topic may be older than the removal. So it stays.
                     if row is not None and row.part_of and row.state != "deleting":
@@ -545,6 +590,30 @@ class ClusterView:
                         steps.append(Prepare(name, url, entry))
                 elif row is not None and _is_past(row, parted.hold(number), me):
                     steps.append(Delete(name))
+        return steps + self._orphans(me)
+
+    @property
+    def has_orphans(self) -> bool:
+        """True while a part is at a broker that was forgotten."""
+        gone = {broker.number for broker in self.directory.brokers if broker.gone}
+        return bool(gone) and any(
+            not gone.isdisjoint(parted.parts) for parted in self.directory.topics.values()
+        )
+
+    def _orphans(self, me: int) -> list[Step]:
+        if not self.has_orphans:
+            return []
+        brokers = self.directory.brokers
+        adopters = adopted_by(*cluster_loads(self.directory))
+        steps: list[Step] = []
+        for parted in self.directory.topics.values():
+            for number, at in parted.places.items():
+                name = part_name(parted.topic, number)
+                if not brokers[at].gone or name not in adopters:
+                    continue
+                if adopters[name] == me or self.adopts_all:
+                    hold = parted.hold(number)
+                    steps.append(Reclaim(name, brokers[at].bucket, parted, number, hold))
         return steps
 
     def _of_own(
@@ -556,7 +625,7 @@ class ClusterView:
             url = self.directory.brokers[hold.origin].bucket
             return [Take(name, parted, hold, url)]
         if row is None:
-            return [Open(name, parted)] if not hold.number else []
+            return [Open(name, parted, hold.number)] if hold.is_empty else []
         if not row.part_of:
             return [Adopt(name, parted.uuid, hold.number)]
         if row.state == GIVEN and row.hold < hold.number:
@@ -583,6 +652,8 @@ class ClusterView:
     def is_moving(self) -> bool:
         """True while a part is to come here or to leave, so that news of it should be read soon."""
         me = self.me
+        if self.has_orphans:
+            return True
         return me is not None and any(
             me in (hold.to, hold.origin) or (hold.origin != NOBODY and parted.parts[number] == me)
             for parted in self.directory.topics.values()
@@ -636,7 +707,7 @@ class ClusterView:
             for number, hold in parted.holds.items():
                 name = part_name(parted.topic, number)
                 is_here = parted.parts[number] == me and hold.origin == NOBODY
-                if is_here and hold.number and name not in self._local:
+                if is_here and not hold.is_empty and name not in self._local:
                     yield name, hold.number
 
     def describe(self, *, is_shared: bool = True) -> dict[str, Any]:
@@ -657,12 +728,18 @@ class ClusterView:
                         for number, hold in parted.holds.items()
                         if (hold.to, hold.origin) != (NOBODY, NOBODY)
                     },
+                    "origins": {
+                        number: hold.origin
+                        for number, hold in parted.holds.items()
+                        if hold.origin != NOBODY
+                    },
                 }
                 for _, parted in sorted(self.directory.topics.items())
             ],
             "directory": self.directory.next,
             "is_shared": is_shared,
             "trouble": self.trouble,
+            "auto": self.directory.auto._asdict(),
         }
 
 

@@ -21,8 +21,13 @@ def create_topic(
     sync: str = "",
     retention: Mapping[str, Any] | None = None,
     part_of: str = "",
+    hold: int = 0,
 ) -> TopicGroup:
-    """Create a topic that does not exist, and start it. Raises `ZsqError`."""
+    """Create a topic that does not exist, and start it. Raises `ZsqError`.
+
+    A part that another broker had before, in a lower `hold`, begins behind the offsets that this
+    one may have given out.
+    """
     check_room(broker, topic)
     if is_ephemeral(topic):
         own = changed({}, retention or {})
@@ -30,7 +35,9 @@ def create_topic(
         retention_in_memory(own, broker.registry.memory.bytes_max())
     else:
         sync, own = checked(topic, sync, retention or {}, broker.options)
-    return broker.add_group(topic, broker.registry.add(topic, sync, own, part_of))
+    start = options.SHIP_RESERVE if hold else 0
+    row = broker.registry.add(topic, sync, own, part_of, hold, start)
+    return broker.add_group(topic, row)
 
 
 def check_room(broker: BrokerState, topic: str) -> None:

@@ -60,7 +60,7 @@ from ...statistics.gathering import Details
 from ...statistics.overview import Overview
 from ...statistics.statistics import SharedStatistics
 from ..topics.topic_group import TopicGroup
-from . import dead_letter_topics, deletion, moving, relayed, sync_modes
+from . import dead_letter_topics, deletion, moving, relayed, revoking, sync_modes
 from .creation import create_topic
 from .parts import Parts
 from .requests import GroupHandler, Handler, Handlers, Requests, answered_by, failing, refused
@@ -104,6 +104,7 @@ class Commands:
             **deletion.HANDLERS,
             **moving.HANDLERS,
             **relayed.HANDLERS,
+            **revoking.HANDLERS,
         }
         for kind, handler in of_groups.items():
             self._handlers[kind] = self._waking(partial(self._on_group, handler))
@@ -130,7 +131,7 @@ class Commands:
                 self._parts.manage(request_of(message), self._manage)
             elif isinstance(message, p.Stats):
                 self._parts.stats(message, self._stats)
-            elif isinstance(message, (p.DirectoryEntries, p.DirectoryTrouble)):
+            elif isinstance(message, (p.DirectoryEntries, p.DirectoryTrouble, p.BrokersSeen)):
                 self._parts.heard(mail.envelope, message)
             elif isinstance(message, p.Over):
                 deletion.over(self._requests, mail.envelope, message)

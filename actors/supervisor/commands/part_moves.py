@@ -7,6 +7,7 @@
 | Give | the archive actor: the bucket has the registry | a `give` in the directory |
 | Take | the archive actor: the part's directory is made | the row is live, and the topic starts |
 | Confirm | the archive actor: the bucket has all of the part | a `taken` in the directory |
+| Reclaim | the archive actor: it has looked for the part in a forgotten broker's bucket | a `reclaim` |
 
 A step that fails changes nothing that counts, and is tried again. If a release fails, the topic
 starts again. Only one step of a part is carried out at a time.
@@ -24,11 +25,20 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from ....storage.cluster.directory import Entry, GiveEntry, ReadyEntry, TakenEntry, encode_entry
+from ....storage.cluster.directory import (
+    NOBODY,
+    Entry,
+    GiveEntry,
+    ReadyEntry,
+    ReclaimEntry,
+    TakenEntry,
+    encode_entry,
+)
 from ....storage.errors import ForeignDirectory
 from ....transport.errors import (
     E_BUCKET,
     E_CLOSING,
+    E_EXISTS,
     E_TOPIC_FAILED,
     E_UNSUPPORTED,
     Refused,
@@ -37,8 +47,18 @@ from ....transport.errors import (
 )
 from ....transport.wire import protocol as p
 from ...runtime.process_table import Child
+from ...settings.options import SHIP_RESERVE
 from ...statistics.broker_view import GroupState
-from ..cluster.cluster_view import ClusterView, Confirm, Give, Prepare, Release, Resume, Take
+from ..cluster.cluster_view import (
+    ClusterView,
+    Confirm,
+    Give,
+    Prepare,
+    Reclaim,
+    Release,
+    Resume,
+    Take,
+)
 from ..topics.registry_format import GIVEN, TAKING, TopicRow, decode_row
 from ..topics.topic_group import TopicGroup
 from .creation import check_room
@@ -51,7 +71,10 @@ SHIPPED_S: Final = 30.0
 COPIED_S: Final = 3_600.0  # for the archive; what takes longer goes on in the next attempt
 TAKEN_S: Final = 3_600.0  # a large part that the store cannot copy goes through this machine
 
-LongStep = Prepare | Release | Give | Take | Confirm
+ONLY_HERE: Final = "it is kept only on the disk (--archive off)"
+NO_LOG: Final = "0" * 32
+
+LongStep = Prepare | Release | Give | Take | Confirm | Reclaim
 
 
 class _Stopped(NamedTuple):
@@ -112,6 +135,8 @@ class PartMoves:
                     self._take(step)
                 case Confirm(entry=entry):
                     self._confirm(step, entry)
+                case Reclaim():
+                    self._reclaim(step)
         except BaseException:
             self._busy.discard(step.name)
             raise
@@ -120,7 +145,9 @@ class PartMoves:
         self._busy.discard(step.name)
         if not self._busy:
             self._shipped.clear()  # other topics fell asleep meanwhile
-        if error is None:
+        # Another broker that has adopted the part first has done what was to be done.
+        is_late = isinstance(step, Reclaim) and getattr(error, "code", "") == E_EXISTS
+        if error is None or is_late:
             self._done(step)
         else:
             self._failed(step, error)
@@ -147,7 +174,7 @@ class PartMoves:
     def _release(self, step: Release) -> None:
         group = self._broker.groups[step.name]
         if group.row.retention.get("archive") == "off":
-            raise UsageError(E_UNSUPPORTED, "it is kept only on the disk (--archive off)")
+            raise UsageError(E_UNSUPPORTED, ONLY_HERE)
         self._view.leaving.add(step.name)
         group.want("", partial(self._up, step, group))  # it may be asleep
 
@@ -251,6 +278,35 @@ class PartMoves:
             raise Refused(E_CLOSING, "its topic is being started")
         self._wait_and_append(step, row.uuid, int(end), entry)
 
+    # Reclaim
+
+    def _reclaim(self, step: Reclaim) -> None:
+        hold = step.hold
+
+        def found(done: p.Done) -> None:
+            gone, me = step.topic.parts[step.part], self._view.me
+            assert me is not None
+            place = str(done.data["log"]), int(done.data["tick"]), gone
+            if not place[0]:
+                # It was not shipped yet. The broker before still has it, if there was one.
+                is_first = hold.origin == NOBODY
+                place = (NO_LOG, 0, NOBODY) if is_first else (hold.log, hold.tick, hold.origin)
+            log, tick, source = place
+            entry = ReclaimEntry(
+                uuid.uuid4().hex, step.topic.uuid, step.part, hold.number + 1, me, log, tick, source
+            )
+            make = partial(p.AppendEntry, entry=encode_entry(entry))
+            self._order(step, make, SHIPPED_S, lambda done: self._end(step))
+
+        find = partial(
+            p.FindPart,
+            url=step.url,
+            name=step.name,
+            of_topic=step.topic.uuid,
+            hold=hold.number,
+        )
+        self._order(step, find, TAKEN_S, found)
+
     # Take
 
     def _take(self, step: Take) -> None:
@@ -269,6 +325,7 @@ class PartMoves:
             log=hold.log,
             tick=hold.tick,
             directory=registry.folder(row),
+            reserve=SHIP_RESERVE if hold.is_reclaimed else 0,
         )
         self._order(step, make, TAKEN_S, partial(self._taken, step, row))
 

@@ -21,7 +21,16 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ....storage.cluster.directory import Entry, RemovePartEntry, encode_entry
+from ....storage.cluster.directory import (
+    NOBODY,
+    AutoEntry,
+    DrainEntry,
+    Entry,
+    ForgetEntry,
+    MoveEntry,
+    RemovePartEntry,
+    encode_entry,
+)
 from ....transport.errors import (
     E_BUCKET,
     E_CLOSING,
@@ -34,6 +43,7 @@ from ....transport.errors import (
     Refused,
     UsageError,
     ZsqError,
+    from_wire,
 )
 from ....transport.wire import protocol as p
 from ....transport.wire.admin_requests import (
@@ -44,11 +54,14 @@ from ....transport.wire.admin_requests import (
     ClusterRequest,
     CreateTopicRequest,
     DeleteRequest,
+    DrainBrokerRequest,
     EndedRequest,
+    ForgetBrokerRequest,
     MovePartRequest,
     OpenRequest,
     RedriveRequest,
     RemovePartRequest,
+    SetAutoRequest,
 )
 from ...runtime.port import Envelope
 from ...runtime.process_table import Child
@@ -65,15 +78,17 @@ from ..cluster.cluster_view import (
     Join,
     Open,
     Prepare,
+    Reclaim,
     Release,
     Resume,
     Step,
     Take,
     kind_of,
 )
+from .balancing import Balancing, Order
 from .creation import create_topic
 from .deletion import delete_part, drain_part
-from .part_moves import LongStep, PartMoves
+from .part_moves import ONLY_HERE, LongStep, PartMoves
 from .requests import Requests
 from .topic_settings import checked, retention_of
 
@@ -90,6 +105,14 @@ EARLY_S: Final = 10.0
 APPLIED_S: Final = 10.0
 RETRY_S: Final = 5.0  # the pause after a step that failed
 STEPS_MAX: Final = 32  # steps in one turn of the supervisor's loop
+# A broker that is to be forgotten must ship nothing for so long. A primary with a standby creates a
+# tick every 2 s.
+QUIET_S: Final = 5.0
+FORGET_S: Final = 120.0
+_OfCluster = (
+    ClusterRequest | AddPartsRequest | MovePartRequest | DrainBrokerRequest | ForgetBrokerRequest
+    | SetAutoRequest
+)  # fmt: skip
 
 _M = TypeVar("_M", p.Lookup, AdminRequest[Any], p.Stats)
 _Then = Callable[[ZsqError | None], None]
@@ -117,6 +140,9 @@ class Parts:
         joining = registry.parted.topics if self._is_shared else ()
         self._view = ClusterView(registry.uuid, registry.topics, joining)
         self._moves = PartMoves(requests, self._view, self._archive, self._step_done, self._failed)
+        self._balancing = Balancing(
+            self._view, self._sizes, self._fixed, self._begin_move, self._forget_silently
+        )
         self._deleting: set[str] = set()
         self._said: set[str] = set()  # conflicts that were logged
         self._joining: set[str] = set()
@@ -154,7 +180,7 @@ class Parts:
 
         `is_fresh`: the directory was read since the order came, or cannot be read.
         """
-        if isinstance(message, ClusterRequest | AddPartsRequest | MovePartRequest) or (
+        if isinstance(message, _OfCluster) or (
             isinstance(message, CreateTopicRequest) and message.parts is not None
         ):
             reads = isinstance(message, ClusterRequest) and message.fresh
@@ -186,17 +212,18 @@ class Parts:
         else:
             self._route(message, self._view.manage, carry_out)
 
-    def _of_cluster(
-        self, message: ClusterRequest | AddPartsRequest | MovePartRequest | CreateTopicRequest
-    ) -> None:
+    def _of_cluster(self, message: AdminRequest[Any]) -> None:
         if isinstance(message, ClusterRequest):
             described = self._view.describe(is_shared=self._is_shared)
-            self._requests.done(message.request, described)
+            self._requests.done(message.request, {**described, **self._balancing.describe()})
+        elif isinstance(message, DrainBrokerRequest | ForgetBrokerRequest | SetAutoRequest):
+            self._change_cluster(message)
         elif isinstance(message, CreateTopicRequest):
             self._create(message)
         elif isinstance(message, MovePartRequest):
             self._move(message)
         else:
+            assert isinstance(message, AddPartsRequest)
             self._add_parts(message)
 
     def _manage_after_read(
@@ -300,7 +327,9 @@ class Parts:
         self._early_ns = self._early_ns or now_ns + int(EARLY_S * _NS_PER_S)
         return now_ns < self._early_ns
 
-    def heard(self, envelope: Envelope, message: p.DirectoryEntries | p.DirectoryTrouble) -> None:
+    def heard(
+        self, envelope: Envelope, message: p.DirectoryEntries | p.DirectoryTrouble | p.BrokersSeen
+    ) -> None:
         """Handle news of the directory, if the archive actor sent it."""
         archive = self._archive()
         if archive is None or archive.envelope != envelope or not self._is_shared:
@@ -310,6 +339,9 @@ class Parts:
             return
         if isinstance(message, p.DirectoryTrouble):
             self._view.unread = message.text
+            return
+        if isinstance(message, p.BrokersSeen):
+            self._balancing.saw(message.brokers, time.monotonic_ns())
             return
         self._view.take(message.first, message.entries, message.is_all)
         self._note_joined()
@@ -339,6 +371,8 @@ class Parts:
             self._readers.append(lambda error: None)
         self._read_next(now_ns)
         self._moves.tick(now_ns)
+        if self._is_shared:
+            self._balancing.tick(now_ns)
         if self._is_due or (self._retry_ns and now_ns >= self._retry_ns):
             self._carry_out_plan()
 
@@ -389,6 +423,117 @@ class Parts:
             iter([entry]),
             partial(self._requests.done, message.request, {"hold": entry.hold}),
         )
+
+    def _change_cluster(
+        self, message: DrainBrokerRequest | ForgetBrokerRequest | SetAutoRequest
+    ) -> None:
+        if not self._is_shared:
+            text = "this broker belongs to no cluster: start it with --cluster"
+            raise UsageError(E_UNSUPPORTED, text)
+        done = partial(self._requests.done, message.request, {})
+        id = uuid.uuid4().hex
+        if isinstance(message, SetAutoRequest):
+            auto = AutoEntry(id, message.on, message.rate, message.at_once, message.gone_after)
+            self._append(message.request, iter([auto]), done)
+            return
+        self._view.check_broker(message.broker)
+        if isinstance(message, DrainBrokerRequest):
+            drain = DrainEntry(id, message.broker, message.draining, message.at_once)
+            self._append(message.request, iter([drain]), done)
+            return
+        if self._view.directory.brokers[message.broker].gone:
+            done()
+            return
+
+        def answer(error: ZsqError | None) -> None:
+            with self._requests.answering(message.request):
+                if error is not None:
+                    raise error
+                done()
+
+        self._forget(message.broker, answer, quiet_s=0.0 if message.force else QUIET_S)
+
+    def _forget(self, number: int, then: _Then, *, quiet_s: float = QUIET_S) -> None:
+        """Forget a broker. If it has parts, its log is ended first, so that it can never go on.
+
+        This may be interrupted at any point, and repeated by any broker.
+        """
+        directory = self._view.directory
+        if number == self._view.me:
+            raise UsageError(E_UNSUPPORTED, "a broker cannot forget itself: ask another one")
+        # What the directory would not take must not end a log.
+        entry = ForgetEntry(uuid.uuid4().hex, number, 0)
+        if (objection := directory.objection(entry)) is not None:
+            raise from_wire(objection.code, objection.text)
+
+        def add(tick: int) -> None:
+            def added(done: p.Done | None, error: ZsqError | None) -> None:
+                if done is None:
+                    then(error or _no_archive())
+                elif (at := int(done.data["number"])) < self._view.directory.next:
+                    then(None)
+                else:
+                    deadline_ns = time.monotonic_ns() + int(APPLIED_S * _NS_PER_S)
+                    self._waits.append(_Wait(at, deadline_ns, then))
+
+            make = partial(p.AppendEntry, entry=encode_entry(entry._replace(tick=tick)))
+            if (archive := self._archive()) is None:
+                then(_no_archive())
+            else:
+                self._requests.orders.send(archive, make, added)
+
+        def closed(done: p.Done | None, error: ZsqError | None) -> None:
+            if done is None:
+                then(error or _no_archive())
+            else:
+                add(int(done.data["tick"]))
+
+        if not directory.has_parts(number):
+            add(NOBODY)
+            return
+        if (archive := self._archive()) is None:
+            raise _no_archive()
+        end = partial(p.EndLog, url=directory.brokers[number].bucket, quiet_s=quiet_s)
+        self._requests.orders.send(archive, end, closed, FORGET_S)
+
+    def _forget_silently(self, number: int, then: Callable[[], None]) -> None:
+        """Forget a broker that announces itself no more."""
+
+        def ended(error: ZsqError | None) -> None:
+            if error is not None:
+                log.error("broker %d cannot be forgotten: %s", number, error.text)
+            then()
+
+        try:
+            self._forget(number, ended)
+        except ZsqError as error:
+            ended(error)
+
+    def _begin_move(self, order: Order, then: Callable[[bool], None]) -> None:
+        """Add a move that nobody has asked for."""
+        archive = self._archive()
+        if archive is None:
+            then(False)
+            return
+        entry = MoveEntry(uuid.uuid4().hex, *order)
+        make = partial(p.AppendEntry, entry=encode_entry(entry))
+        self._requests.orders.send(archive, make, lambda done, error: then(done is not None))
+
+    def _sizes(self) -> dict[str, int]:
+        """Return the bytes of the parts of this broker, as they last said."""
+        return {
+            name: int(group.topic.stats.get("storage", {}).get("log_bytes", 0))
+            for name, group in self._broker.groups.items()
+            if group.row.part_of and group.topic is not None
+        }
+
+    def _fixed(self) -> dict[str, str]:
+        """Return the parts of this broker that cannot move, and why."""
+        return {
+            name: ONLY_HERE
+            for name, row in self._broker.registry.topics.items()
+            if row.part_of and row.retention.get("archive") == "off"
+        }
 
     def _remove(self, message: DeleteRequest) -> None:
         if not (message.force or message.drained):
@@ -514,10 +659,10 @@ class Parts:
 
     def _carry_out(self, step: Step) -> None:
         match step:
-            case Open(name=name, topic=topic):
+            case Open(name=name, topic=topic, hold=hold):
                 settings = topic.settings
                 sync = str(settings.get("sync", ""))
-                create_topic(self._broker, name, sync, retention_of(settings), topic.uuid)
+                create_topic(self._broker, name, sync, retention_of(settings), topic.uuid, hold)
                 log.info("part %s is opened", name)
                 self._note("create", name)
             case Join():
@@ -542,7 +687,7 @@ class Parts:
             case Resume():
                 self._moves.resume(step)
                 self._note(ROW_OF[MovePartRequest].name, step.name)
-            case Prepare() | Release() | Give() | Take() | Confirm():
+            case Prepare() | Release() | Give() | Take() | Confirm() | Reclaim():
                 self._moves.begin(step)
 
     def _join(self, step: Join) -> None:
@@ -606,7 +751,7 @@ class Parts:
         self._moves.noted(key, stats)
 
     def _failed(self, step: Step, error: Exception) -> None:
-        moves = isinstance(step, Prepare | Release | Give | Take | Confirm | Resume)
+        moves = isinstance(step, Prepare | Release | Give | Take | Confirm | Resume | Reclaim)
         action = "deleted" if isinstance(step, Delete) else "moved" if moves else "opened"
         action = "put into the directory of the cluster" if isinstance(step, Join) else action
         text = f"cannot be {action}: {error}"

@@ -482,10 +482,12 @@ class Registry:
         sync: str,
         retention: Mapping[str, object] | None = None,
         part_of: str = "",
+        hold: int = 0,
+        start: int = 0,
     ) -> TopicRow:
-        """Add a topic durably. Raises `Refused`.
+        """Add a topic durably, whose first offset is at least `start`. Raises `Refused`.
 
-        `part_of` is the uuid of the topic of which it is a part.
+        `part_of` is the uuid of the topic of which it is a part, and `hold` its hold.
         """
         if is_ephemeral(name):
             row = self.topics[name] = TopicRow(
@@ -497,9 +499,10 @@ class Registry:
             self.next_number,
             uuid.uuid4().hex,
             sync,
-            self.ended.get(name, 0),
+            max(start, self.ended.get(name, 0)),
             retention=dict(retention or {}),
             part_of=part_of,
+            hold=hold,
         )
         self.next_number += 1
         self.topics[name] = row

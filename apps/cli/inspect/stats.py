@@ -324,6 +324,7 @@ def _channels(report: BrokerStats, is_one: bool) -> Grid:
         resting = channel.get("backing_off_count", 0)
         words = (
             "paused" if channel.get("paused") else "",
+            "limited" if channel.get("limited_since") else "",
             f"{resting} back off" if resting else "",
         )
         state = filter(None, (*words, _word(channel)))

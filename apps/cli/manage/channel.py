@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from ....transport.names import parts_text
-from ....transport.reports import BlockerRow, ChannelStats
+from ....transport.reports import BlockerRow, ChannelStats, TenantRow
 from ....transport.settings import CHANNEL, split_tags
 from ..options import confirm, with_admin, yes_option
 from ..output import json_lines_option, json_option, say, tell, tell_line
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ....transport.whole_topic import WholeTopic
 
 OFFSETS_SHOWN: Final = 10
+TENANTS_SHOWN: Final = 5
 
 
 @click.group()
@@ -172,6 +174,10 @@ def channel_show(topic: str, channel: str, as_json: bool, admin: Admin) -> None:
         for blocker in part_channel.get("blocked_by", ()):
             place = f"{part['topic_name']} " if combined.parts else ""
             say(f"blocked by {place}{_blocker(blocker)}")
+    if since := row["limited_since"]:
+        say(f"limited    since {_local(since)}: max_rate withholds messages")
+    for tenant in sorted(row["tenants"], key=lambda one: -one["waiting"])[:TENANTS_SHOWN]:
+        say(f"waiting    {_tenant(tenant)}")
     say(describe_channel(topic, channel, row["settings"]))
     if any(
         part_channel.get("settings") != row["settings"]
@@ -188,6 +194,18 @@ def _blocker(row: BlockerRow) -> str:
         f"offset {row['offset']}, attempt {row['attempts']:,} failed, {row['waiting']:,} messages "
         f"of its key wait; last error: {escaped(row['error'])}"
     )
+
+
+def _local(time_s: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
+
+
+def _tenant(row: TenantRow) -> str:
+    from ....actors.runtime.logs import escaped
+
+    name = "messages without a key" if row["key"] is None else escaped(row["key"])
+    limited = f", limited: {row['limited']}" if row["limited"] else ""
+    return f"{name}: {row['waiting']:,}{limited}"
 
 
 def _waiting(row: ChannelStats) -> str:

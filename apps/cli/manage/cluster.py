@@ -1,4 +1,7 @@
-"""zsq cluster: the brokers of a cluster, and where the parts of topics are."""
+"""zsq cluster: the brokers of a cluster, and where the parts of topics are.
+
+`balance.py` adds the subcommands that move them.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,17 @@ from ..output import json_option, say, tell, wide_console
 
 if TYPE_CHECKING:
     from ....actors.gateways.cluster_survey import Look
-    from ....actors.statistics.cluster import BrokerRow, PartRow, Report
+    from ....actors.statistics.cluster import BrokerRow, PartRow, Report, Seen
     from ....transport.client.asyncio.aio import Admin
 
 NO_VALUE: Final = ""
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @json_option
 @with_broker
-def cluster(as_json: bool, url: str, timeout: float) -> None:
+@click.pass_context
+def cluster(context: click.Context, as_json: bool, url: str, timeout: float) -> None:
     """Show the brokers of the cluster, and which of them has which part of a topic.
 
     Each broker is asked for its role, its epoch, how far the bucket is behind, and what its parts
@@ -31,7 +35,9 @@ def cluster(as_json: bool, url: str, timeout: float) -> None:
     within 2 s is shown as away. If a standby follows a broker, the command that hands over is
     shown.
     """
-    from ....actors.statistics.cluster import Seen, seen_in_stats
+    if context.invoked_subcommand is not None:
+        return
+    from ....actors.statistics.cluster import seen_in_stats
 
     restricted = False
 
@@ -54,6 +60,13 @@ def cluster(as_json: bool, url: str, timeout: float) -> None:
     if restricted:
         text = "zsq: epoch, lag, standbys, and other users' topics are not shown without the"
         say(f'{text} permission view = ["*"]', err=True)
+
+
+async def ask_with_stats(admin: Admin) -> Seen:
+    """Ask a broker also for the bytes of its parts and of its disk."""
+    from ....actors.statistics.cluster import seen_in_stats
+
+    return seen_in_stats(await admin.stats())
 
 
 def ask_cluster(url: str, timeout: float, look: Look) -> Report:
@@ -98,9 +111,9 @@ def _show(report: Report) -> None:
         ("broker", "role", "epoch", "lag", "standbys", "parts", "addresses")
     ]
     rows += [(*_broker(broker), ",".join(_addresses(broker))) for broker in report["brokers"]]
-    lines = _lines(rows)
+    lines = lines_of(rows)
     has_room = max(map(len, lines)) <= wide_console().width
-    for line in lines if has_room else _lines([row[:-1] for row in rows]):
+    for line in lines if has_room else lines_of([row[:-1] for row in rows]):
         say(line)
     if not has_room:  # the addresses are long, so they stand below, one in a line
         for broker in report["brokers"]:
@@ -115,7 +128,7 @@ def _show(report: Report) -> None:
         for part in topic["parts"]:
             counts = [_number(part["messages"]), _number(part["backlog"]), _lag(part["lag_s"])]
             rows.append((f"{part['part']}", f"{part['broker']}", *counts, _state(part)))
-        for line in _lines(rows):
+        for line in lines_of(rows):
             say(line)
     for broker in report["brokers"]:
         if broker["handover"]:
@@ -123,10 +136,16 @@ def _show(report: Report) -> None:
             say(f"a standby follows broker {broker['number']}; to let it take over:")
             say(f"  {broker['handover']}")
     for broker in report["brokers"]:
-        if broker["state"] != "up":
+        if broker["state"] != "up" and not broker["gone"]:
             say(f"broker {broker['number']} is {broker['role']}: {broker['why']}", err=True)
         elif broker["health"] != "OK":
             say(f"broker {broker['number']} is not well: {broker['health']}", err=True)
+    moving, planned = report["moving"], report["planned"]
+    if moving or planned:
+        say("")
+        say(f"balancing: {moving} of {moving + planned} parts move")
+    if report["auto"]["is_on"]:
+        say("auto is on: the brokers balance their parts by themselves (zsq cluster auto)")
     if report["trouble"]:
         say(f"trouble: {report['trouble']}", err=True)
 
@@ -134,9 +153,10 @@ def _show(report: Report) -> None:
 def _broker(broker: BrokerRow) -> Sequence[str]:
     """Return the cells of a broker, without its addresses."""
     mine = " (this one)" if broker["me"] else ""
+    role = f"{broker['role']}, draining" if broker["draining"] else broker["role"]
     epoch, standbys = _number(broker["epoch"]), _number(broker["standbys"])
     return (
-        f"{broker['number']}{mine}", broker["role"], epoch, _lag(broker["lag_s"]), standbys,
+        f"{broker['number']}{mine}", role, epoch, _lag(broker["lag_s"]), standbys,
         f"{broker['parts']}",
     )  # fmt: skip
 
@@ -157,7 +177,7 @@ def _lag(value: float | None) -> str:
     return NO_VALUE if value is None else f"{value:.1f} s"
 
 
-def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
+def lines_of(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

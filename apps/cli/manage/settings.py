@@ -9,11 +9,21 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from ....transport.durations import spelled
 from ....transport.names import base_of
+from ....transport.retries import delays_of
 from ....transport.settings import CHANNEL, NONE, TOPIC, Kind, Setting
 from ..message_ids import topic_of_id
 from ..options import Value
-from ..quantities import NO_BOUND, Count, Seconds, SizeType, TopicPosition, spelled
+from ..quantities import (
+    NO_BOUND,
+    Count,
+    Rate,
+    Seconds,
+    SizeType,
+    TopicPosition,
+    spelled_rate,
+)
 
 if TYPE_CHECKING:
     from ....transport.client.blocking.client import Admin
@@ -23,7 +33,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 CHANGEABLE: Final = tuple(row for row in CHANNEL if not row.fixed)
 SUBSCRIBING: Final = tuple(row for row in CHANNEL if row.shared)
 KEEPING: Final = tuple(row for row in TOPIC if row.shared)
-_NUMBERS: Final = {Kind.COUNT: Count, Kind.SECONDS: Seconds, Kind.BYTES: SizeType}
+_NUMBERS: Final = {
+    Kind.COUNT: Count,
+    Kind.SECONDS: Seconds,
+    Kind.BYTES: SizeType,
+    Kind.RATE: Rate,
+}
 _START: Final = (
     "Start of a new channel: earliest, latest, an offset, an id, a time or an age. See zsq "
     "seek --help."
@@ -97,7 +112,7 @@ def describe(rows: Iterable[Setting], settings: Mapping[str, object]) -> str:
 
 
 def _shown(row: Setting, value: Any) -> str:
-    if row.shows_none and not value:
+    if not value and (row.shows_none or row.no_bound == 0):
         return row.shows_none
     if value is None or value == NONE:
         text = "as set for the broker" if value is None else "none"
@@ -105,6 +120,8 @@ def _shown(row: Setting, value: Any) -> str:
         text = (
             spelled(value)
             if row.kind is Kind.SECONDS
+            else spelled_rate(value)
+            if row.kind is Kind.RATE
             else f"{value:,}"
             if row.kind in _NUMBERS
             else str(value)
@@ -113,12 +130,18 @@ def _shown(row: Setting, value: Any) -> str:
 
 
 def describe_channel(topic: str, channel: str, settings: Mapping[str, object]) -> str:
-    """Return some lines for users. The dead-letter topic is shown only if attempts are limited."""
+    """Return some lines for users.
+
+    The dead-letter topic is shown only if attempts are limited, and the first and the longest
+    backoff only if the curve is no list of delays.
+    """
+    listed = bool(delays_of(str(settings["backoff_curve"])))
+    rows = [row for row in CHANNEL if not (listed and row.name in ("backoff_s", "backoff_max_s"))]
     dead = settings["dead_letter_topic"] or f"{base_of(topic)}.{channel}.dead".replace(
         "#ephemeral", ""
     )
     return describe(
-        CHANNEL, {**settings, "dead_letter_topic": dead if settings["max_attempts"] else ""}
+        rows, {**settings, "dead_letter_topic": dead if settings["max_attempts"] else ""}
     )
 
 

@@ -142,7 +142,7 @@ def _note_paused(url: str, consumer: Consumer, channel: str) -> bool:
 
 
 def note_paused(url: str, topic: str, channel: str) -> bool:
-    """Print a note if the channel or its topic is paused.
+    """Print a note if the channel or its topic is paused, or if its rate is limited.
 
     Return True if the caller need not ask again: the note was printed, or the broker refuses to
     answer.
@@ -171,7 +171,10 @@ def note_paused(url: str, topic: str, channel: str) -> bool:
             f"{topic} continues it",
             err=True,
         )
-    return is_paused or bool(topic_row.get("paused"))
+    is_limited = any(row.get("limited_since") for row in topic_row["channels"])
+    if is_limited:
+        say(f"zsq: channel {topic}/{channel} has a max_rate, which withholds messages", err=True)
+    return is_paused or is_limited or bool(topic_row.get("paused"))
 
 
 def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:

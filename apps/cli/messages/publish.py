@@ -17,6 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from typing import IO, TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 import click
@@ -40,7 +41,9 @@ RECEIPTS_MAX: Final = 64
 # JSON uses at most six characters for a byte of a body.
 JSON_LINE_BYTES_MAX: Final = 8 * MESSAGE_BYTES_LARGEST
 # The fields that a line may have. The topic, the offset and the times of a message are ignored.
-FIELDS: Final = frozenset(MessageObject.__annotations__)
+FIELDS: Final = frozenset({*MessageObject.__annotations__, "dedupe_id"})
+ID_OF_BODY: Final = "body"  # what --dedupe-key-from takes the id from; else the name of a header
+ID_OF_KEY: Final = "key"
 
 
 class PublishColumns(NamedTuple):
@@ -93,8 +96,9 @@ def entry_of(line: bytes, number: int) -> PublishEntry:
 
     Raises `UsageError` (E_BAD_ARGUMENT) with the line's number and the reason.
     """
+    from ....transport.client.core.dedupe_arguments import check_id
     from ....transport.names import check_name
-    from ....transport.wire.codec import CHANNEL_HEADER
+    from ....transport.wire.codec import CHANNEL_HEADER, DEDUPE_HEADER
 
     try:
         fields = json.loads(line)
@@ -114,15 +118,17 @@ def entry_of(line: bytes, number: int) -> PublishEntry:
             fields.get("headers", {}),
             fields.get("headers_base64", {}),
         )
-        only = fields.get("only_channel")
+        only, dedupe_id = fields.get("only_channel"), fields.get("dedupe_id")
         if (
             not isinstance(tag, str | None)
             or not isinstance(only, str | None)
             or not isinstance(headers, dict)
             or not isinstance(encoded, dict)
+            or not isinstance(dedupe_id, str | None)
         ):
             raise TypeError(
-                "tag and only_channel must be strings, headers and headers_base64 must be objects"
+                "tag, only_channel and dedupe_id must be strings, headers and headers_base64 must "
+                "be objects"
             )
         return PublishEntry(
             body,
@@ -131,6 +137,7 @@ def entry_of(line: bytes, number: int) -> PublishEntry:
             headers
             | {name: base64.b64decode(value, validate=True) for name, value in encoded.items()}
             | ({} if only is None else {CHANNEL_HEADER: check_name(only, "channel")})
+            | ({} if dedupe_id is None else {DEDUPE_HEADER: check_id(dedupe_id)})
             or None,
         )
     except (ValueError, TypeError, RecursionError) as error:
@@ -154,6 +161,33 @@ def _bytes_of(fields: Mapping[str, object], name: str) -> bytes | None:
 def _argument(text: str | None) -> bytes | None:
     """Return the bytes of an argument as they were given, whether they are text or not."""
     return None if text is None else os.fsencode(text)
+
+
+def _check_source(body: str | None, from_json: bool, ends_in_null: bool) -> None:
+    """Raise `UsageError` if more than one option says where the messages are."""
+    given = click.get_current_context().get_parameter_source("source")
+    if body is not None and (
+        from_json or ends_in_null or given is not click.core.ParameterSource.DEFAULT
+    ):
+        raise click.UsageError(
+            "BODY cannot be combined with --file, --json-lines or -0; give one of them"
+        )
+    if from_json and ends_in_null:
+        raise click.UsageError("--json-lines cannot be combined with -0; give one of them")
+
+
+def _own_headers(channel: str | None, dedupe_id: str | None) -> dict[str, HeaderValue]:
+    """Return the headers of a message for one channel, and of one with an id."""
+    from ....transport.client.core.dedupe_arguments import check_id
+    from ....transport.names import check_name
+    from ....transport.wire.codec import CHANNEL_HEADER, DEDUPE_HEADER
+
+    headers: dict[str, HeaderValue] = {}
+    if channel is not None:
+        headers[CHANNEL_HEADER] = check_name(channel, "channel")
+    if dedupe_id is not None:
+        headers[DEDUPE_HEADER] = check_id(dedupe_id)
+    return headers
 
 
 def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
@@ -209,6 +243,17 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
     help="Deliver the messages after this delay, such as 90s, 10m or 7d. At most 366d.",
 )
 @click.option(
+    "--expires-in",
+    type=Seconds(),
+    metavar="TIME",
+    help="Begin none of the messages later than this, such as 90s, 10m or 7d.",
+)
+@click.option(
+    "--revoke-key",
+    metavar="KEY",
+    help="Key by which `zsq cancel --key` cancels all these messages.",
+)
+@click.option(
     "--key",
     metavar="KEY",
     help="Key of all these messages. An ordered channel delivers the messages of one key in order.",
@@ -230,44 +275,45 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
     metavar="CHANNEL",
     help="Deliver to this channel only. All other channels count the messages as finished.",
 )
+@click.option(
+    "--dedupe-id",
+    metavar="ID",
+    help="Id of BODY. If the topic knows it, nothing is stored. See docs/dedupe.md.",
+)
+@click.option(
+    "--dedupe-key-from",
+    "id_from",
+    metavar="WHAT",
+    help="Id of each message: body (a digest of it), key, or the name of a header.",
+)
 @json_option
 @with_broker
 def pub(
     topic: str, body: str | None, source: IO[bytes], from_json: bool, ends_in_null: bool, batch: int, delay: float,
-    key: str | None, tag: str | None, pairs: tuple[str, ...], channel: str | None, as_json: bool, url: str, timeout: float,
+    expires_in: float | None, revoke_key: str | None, key: str | None, tag: str | None, pairs: tuple[str, ...], channel: str | None,
+    dedupe_id: str | None, id_from: str | None, as_json: bool, url: str, timeout: float,
 ) -> None:  # fmt: skip
     """Publish BODY, or each line of a file or of standard input, to TOPIC. Returns when all
     messages are durable.
 
-    With --json-lines each line has its own body, key, tag and headers; missing ones come from the
-    options. Its topic, offset and times are ignored. A line with only_channel (see zsq tail
-    --addresses) is delivered by that channel only. With --delay the broker keeps the messages,
+    With --json-lines each line has its own body, key, tag, headers and dedupe_id; missing ones come
+    from the options. Its topic, offset and times are ignored. A line with only_channel (see zsq
+    tail --addresses) is delivered by that channel only. With --delay the broker keeps the messages,
     durably, until they are due; see `zsq delayed`.
     """
     from ....transport.client.blocking.client import Producer
-    from ....transport.client.core.publish_arguments import as_attributes, as_delay_ms
+    from ....transport.client.core.publish_arguments import as_attributes, as_delay_ms, lifetime_of
     from ....transport.names import check_name
-    from ....transport.wire.codec import CHANNEL_HEADER
 
     check_name(topic)
-    as_delay_ms(delay)
-    context = click.get_current_context()
-    if body is not None and (
-        from_json
-        or ends_in_null
-        or context.get_parameter_source("source") is not click.core.ParameterSource.DEFAULT
-    ):
-        raise click.UsageError(
-            "BODY cannot be combined with --file, --json-lines or -0; give one of them"
-        )
-    if from_json and ends_in_null:
-        raise click.UsageError("--json-lines cannot be combined with -0; give one of them")
-    headers = given_headers(pairs) | (
-        {} if channel is None else {CHANNEL_HEADER: check_name(channel, "channel")}
-    )
+    lifetime = lifetime_of(expires_in, as_delay_ms(delay), revoke_key)
+    _check_source(body, from_json, ends_in_null)
+    if dedupe_id is not None and (body is None or id_from is not None):
+        raise click.UsageError("--dedupe-id is for BODY; --dedupe-key-from is for all messages")
+    headers = given_headers(pairs) | _own_headers(channel, dedupe_id)
     usual = PublishEntry(b"", _argument(key), _argument(tag), headers or None)
-    as_attributes(usual.key, usual.tag, headers)
-    stored = 0
+    as_attributes(usual.key, usual.tag, headers | lifetime)
+    stored = duplicates = 0
     start = time.monotonic()
     receipts: deque[Receipt] = deque()
     receipt: Receipt | None = None
@@ -291,6 +337,8 @@ def pub(
                         bodies, keys, tags, header_column = _columns(
                             messages[first : first + batch], usual
                         )
+                        if id_from is not None:
+                            header_column = _with_ids(bodies, keys, header_column, id_from)
                         receipt = producer.publish_many(
                             topic,
                             bodies,
@@ -298,16 +346,20 @@ def pub(
                             tags=tags,
                             headers=header_column,
                             delay=delay,
+                            expires_in=expires_in,
+                            revoke_key=revoke_key,
                             wait=False,
                         )
                         receipts.append(receipt)
                         while len(receipts) > RECEIPTS_MAX or (receipts and receipts[0].done):
-                            stored += _settle(receipts, timeout)
+                            counts = _settle(receipts, timeout)
+                            stored, duplicates = stored + counts[0], duplicates + counts[1]
                     advance(size)
             finally:
                 # The messages before an invalid line are stored, and are counted here.
                 while receipts:
-                    stored += _settle(receipts, timeout)
+                    counts = _settle(receipts, timeout)
+                    stored, duplicates = stored + counts[0], duplicates + counts[1]
             if stopping.is_set():
                 raise KeyboardInterrupt
     finally:
@@ -316,12 +368,17 @@ def pub(
         how = f"{waits} in {topic} until due" if delay else f"stored in {topic}"
         if as_json:
             answer = {"topic": topic, "messages": stored, "seconds": round(elapsed, 3)}
-            tell(answer | (_place(receipt) if receipt is not None and stored == 1 else {}))
+            if duplicates:
+                answer["duplicates"] = duplicates
+            alone = receipt is not None and stored + duplicates == 1
+            tell(answer | (_place(receipt) if receipt is not None and alone else {}))
         elif stored or sys.exception() is None:
             # After an error, this is printed only if messages were stored.
             caption = "1 message" if stored == 1 else f"{stored:,} messages"
+            known = f", {duplicates:,} not stored again (the ids are known)" if duplicates else ""
             click.echo(
-                f"{caption} {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True
+                f"{caption} {how}{known}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second",
+                err=True,
             )
 
 
@@ -386,10 +443,32 @@ def _place(receipt: Receipt) -> dict[str, int | str]:
     return {} if receipt.offset is None or receipt.offset < 0 else {"offset": receipt.offset}
 
 
-def _settle(receipts: deque[Receipt], timeout: float) -> int:
+def _with_ids(
+    bodies: Sequence[bytes],
+    keys: Sequence[bytes | str | None] | None,
+    headers: Sequence[Mapping[str, HeaderValue] | None] | None,
+    id_from: str,
+) -> list[Mapping[str, HeaderValue] | None]:
+    """Return the headers of the messages with their ids. A message without its source has none."""
+    from ....transport.client.core.dedupe_arguments import with_id
+
+    given = headers or [None] * len(bodies)
+    ids: list[bytes | str | None]
+    if id_from == ID_OF_BODY:
+        ids = [sha256(body).hexdigest() for body in bodies]
+    elif id_from == ID_OF_KEY:
+        ids = list(keys or [None] * len(bodies))
+    else:
+        values = [(one or {}).get(id_from) for one in given]
+        ids = [value if isinstance(value, str | bytes | None) else str(value) for value in values]
+    return [with_id(one, name or None) for one, name in zip(given, ids, strict=True)]
+
+
+def _settle(receipts: deque[Receipt], timeout: float) -> tuple[int, int]:
+    """Return how many messages of the oldest receipt were stored, and how many were known."""
     receipts[0].wait(timeout)
-    count: int = receipts.popleft().count
-    return count
+    receipt = receipts.popleft()
+    return receipt.count - receipt.duplicates, receipt.duplicates
 
 
 @contextlib.contextmanager

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from ....transport.client.core.redrive import (
     CHANNEL,
+    HOLD_S,
     NO_LETTER,
     NOT_COME,
     POLL_S,
     READY,
     SETTLED,
+    Pace,
     Redrive,
 )
 from ..options import Stopping, stop_signals, suggesting, with_broker
 from ..output import json_option, say, tell
 from ..progress import Advance, bar
+from ..quantities import PositiveRate
+from .letter_selection import Select, selection, with_selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,55 +37,6 @@ if TYPE_CHECKING:
 
 # A run that leaves letters holds them until it ends. So it may hold more than it sends at a time.
 HELD_MAX: Final = 10_000
-Select = Callable[["Batch"], frozenset[int]]
-
-
-def selection(
-    text: str | None, error: str | None, key: str | None, tag: str | None,
-    header: str | None, field: str | None,
-) -> Select | None:  # fmt: skip
-    """Return a function that returns the offsets of the selected messages of a batch.
-
-    Return None if there is no condition. The conditions are those of the console's search, and the
-    error.
-    """
-    if all(option is None for option in (text, error, key, tag, header, field)):
-        return None
-    from ....transport.client.core.message_search import (
-        PAUSE,
-        SearchConditions,
-        Undecoded,
-        matches,
-        named,
-    )
-    from ....transport.wire.dead_letter import ERROR
-
-    for name, value in (("--text", text), ("--header", header), ("--field", field)):
-        if value is not None and not value.isprintable():
-            raise click.UsageError(f"{name} must be printable text, not {value[:40]!r}")
-    try:
-        wanted = SearchConditions(
-            text=text,
-            key=None if key is None else os.fsencode(key),
-            tag=None if tag is None else os.fsencode(tag),
-            header=None if header is None else named(header, "--header"),
-            field=None if field is None else named(field, "--field", "PATH"),
-        )
-    except ValueError as wrong:
-        raise click.UsageError(str(wrong)) from None
-
-    def select(batch: Batch) -> frozenset[int]:
-        messages = batch.messages()
-        found = [
-            messages[index]
-            for index in matches(batch.block, 0, len(batch), wanted, Undecoded())
-            if index != PAUSE
-        ]
-        return frozenset(
-            one.offset for one in found if error is None or error in str(one.headers.get(ERROR, ""))
-        )
-
-    return select
 
 
 class RedriveRun:
@@ -110,7 +64,10 @@ class RedriveRun:
 
     def select(self, batch: Batch) -> frozenset[int] | None:
         """Return the offsets of the selected messages of a batch, or None for all of them."""
-        return None if self._select is None else self._select(batch)
+        if self._select is None:
+            return None
+        offsets = batch.offsets
+        return frozenset(offsets[index] for index in self._select(batch.block))
 
     def send(
         self, messages: Sequence[SentT], limit: int, finish: Callable[[Sequence[SentT]], None],
@@ -213,17 +170,12 @@ class RedriveRun:
     is_flag=True,
     help="Redrive all dead letters that exist when the command starts.",
 )
-@click.option("--text", metavar="TEXT", help="Only dead letters whose body contains TEXT.")
+@with_selection
 @click.option(
-    "--error", metavar="TEXT", help="Only those whose error (zsq-dead-error) contains TEXT."
-)
-@click.option("--key", metavar="KEY", help="Only those with this key.")
-@click.option("--tag", metavar="TAG", help="Only those with this tag.")
-@click.option("--header", metavar="NAME[=VALUE]", help="Only those with this header.")
-@click.option(
-    "--field",
-    metavar="PATH[=VALUE]",
-    help="Only those whose body, as JSON or msgpack, has this field, such as user.id=7.",
+    "--rate",
+    type=PositiveRate(no_bound=()),
+    metavar="RATE",
+    help="Send at most so many a second (50/s), a minute (10/m) or an hour (100/h).",
 )
 @click.option("--dry-run", is_flag=True, help="Send nothing. Count what would be sent.")
 @click.option(
@@ -247,18 +199,14 @@ def redrive(
     channel: str | None,
     count: int | None,
     everything: bool,
-    text: str | None,
-    error: str | None,
-    key: str | None,
-    tag: str | None,
-    header: str | None,
-    field: str | None,
+    rate: float | None,
     dry_run: bool,
     offsets: tuple[int, ...],
     discard: bool,
     as_json: bool,
     url: str,
     timeout: float,
+    **conditions: Any,
 ) -> int:
     """Send the dead letters in DEAD_TOPIC back to their original topics, each for the channel that
     gave it up.
@@ -280,9 +228,11 @@ def redrive(
     for name, kind in ((dead_topic, "topic"), (to, "topic"), (channel, "channel")):
         if name is not None:
             check_name(name, kind)
-    select = selection(text, error, key, tag, header, field)
+    select = selection(**conditions)
     if offsets and (select is not None or dry_run):
         raise click.UsageError("--offset names the dead letters: give no other condition")
+    if offsets and rate is not None:
+        raise click.UsageError("--offset names the dead letters: give no --rate")
     ready = READY if select is None and not dry_run else HELD_MAX
     with stop_signals() as stopping, contextlib.ExitStack() as stack:
         with stopping.interruptible():
@@ -321,12 +271,20 @@ def redrive(
         with stopping.interruptible():
             consumer = stack.enter_context(
                 Consumer(
-                    dead_topic, CHANNEL, url=url, ready=ready, timeout=timeout, start="earliest"
+                    dead_topic,
+                    CHANNEL,
+                    url=url,
+                    ready=ready,
+                    message_timeout=HOLD_S,
+                    timeout=timeout,
+                    start="earliest",
                 )
             )
         try:
             with bar("sending back", count, unit="messages") as advance:
-                drive(run, consumer, count, stopping, timeout, advance)
+                drive(
+                    run, consumer, count, stopping, timeout, advance, Pace(rate, time.monotonic())
+                )
         finally:
             _tell(run, as_json)
         consumer.flush()
@@ -386,12 +344,14 @@ def drive(
     stopping: Stopping,
     timeout: float,
     advance: Advance = lambda done: None,
+    pace: Pace | None = None,
 ) -> None:
     """Send messages until `count` are sent, none waits, or a signal arrives.
 
     It also ends if no message arrives within the time-out.
     """
     sent = 0
+    pace = pace or Pace(None, 0.0)
     deadline = time.monotonic() + timeout
     while not stopping.is_set() and not run.plan.at_end and (count is None or sent < count):
         batch = consumer.receive_batch(timeout=POLL_S)
@@ -407,11 +367,16 @@ def drive(
                 run.plan.left[NOT_COME] = waiting
                 return
             continue
+        messages, selected = batch.messages(), run.select(batch)
+        for at in range(0, len(messages), pace.size):
+            limit = READY if count is None else count - sent
+            if stopping.is_set() or run.plan.at_end or not limit:
+                break
+            done = run.send(messages[at : at + pace.size], limit, _finish_each, selected)
+            advance(done)
+            sent += done
+            stopping.wait(pace.wait_s(done, time.monotonic()))
         deadline = time.monotonic() + timeout
-        limit = READY if count is None else count - sent
-        done = run.send(batch.messages(), limit, _finish_each, run.select(batch))
-        advance(done)
-        sent += done
 
 
 def _finish_each(messages: Sequence[Message]) -> None:

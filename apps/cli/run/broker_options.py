@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ....transport.durations import spelled
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
 from ..manage.settings import KEEPING, given_settings
-from ..quantities import spelled
 from .option_table import HTTP_LISTEN, NSQ_LISTEN, TOKEN, GivenOptions, key
 
 if TYPE_CHECKING:

@@ -12,10 +12,11 @@ from typing import Any
 
 import click
 
+from ....transport.durations import spelled
 from ....transport.settings import NONE
 from ..manage.settings import KEEPING
 from ..output import json_option, say, tell
-from ..quantities import Seconds, spelled
+from ..quantities import Seconds
 from .broker_options import serve_options
 from .config_options import Configured, options_of, origin, serve_parameters
 from .option_table import ROWS, SECRETS, GivenOptions, key

@@ -126,3 +126,21 @@ export function parseBytes(text) {
   const unit = BYTES.findIndex((name) => name.toLowerCase() === (found[2] ?? "B").toLowerCase());
   return Math.round(Number(found[1]) * 1024 ** unit);
 }
+
+const PER_S = { s: 1, m: 60, min: 60, h: 3600, d: 86_400 };
+
+/** Parse a rate such as "100/s", "30/m" or "5". Return messages a second, or null if the text is
+ * not a rate. */
+export function parseRate(text) {
+  const found = /^\s*(\d+(?:\.\d+)?)\s*(?:\/\s*(s|m|min|h|d))?\s*$/.exec(text);
+  return found ? Number(found[1]) / PER_S[found[2] ?? "s"] : null;
+}
+
+/** Format messages a second in the form that `parseRate` accepts: 0.5 as "30/m". */
+export function rateLimit(rate) {
+  if (!known(rate)) return UNKNOWN;
+  const exact = `${fine.format(rate)} messages a second`;
+  const counts = ["s", "m", "h", "d"].map((unit) => [Number((rate * PER_S[unit]).toFixed(6)), unit]);
+  const [most, unit] = counts.find(([one]) => one >= 1 && Number.isInteger(one)) ?? counts.find(([one]) => one >= 1) ?? counts[3];
+  return { text: `${most}/${unit}`, exact };
+}

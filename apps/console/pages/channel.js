@@ -98,8 +98,10 @@ export function channelPage({ model, params, query, signal }) {
     figures.set("depth", count(channel.depth), { under: `${rate(model.topic(topic).in).text}/s in, ${rate(channel.out).text}/s out`, state: isAlarm(channel, "depth") ? "alarm" : "" });
     figures.set("in_flight", count(channel.in_flight), { under: channel.dying ? `${count(channel.dying).text} on their way to the dead letters` : "" });
     figures.set("deferred", count(channel.deferred));
-    const stuck = channel.drain_s === null && channel.depth > 0;
-    figures.set("drain", drain(channel.drain_s), { state: stuck ? "warn" : "", under: stuck ? "it did not shrink in the last 10 s" : "" });
+    const limited = Boolean(fresh?.channel.limited_since);
+    const stuck = !limited && channel.drain_s === null && channel.depth > 0;
+    const pace = limited ? "its max_rate withholds messages" : stuck ? "it did not shrink in the last 10 s" : "";
+    figures.set("drain", drain(channel.drain_s), { state: stuck ? "warn" : "", under: pace });
     figures.set("consumers", count(channel.consumers), { under: channel.consumers || !channel.depth ? "" : "messages wait, but no consumer is connected", state: channel.consumers || !channel.depth ? "" : "warn" });
     figures.set("oldest", age(channel, model.now()), { state: isAlarm(channel, "age_s") ? "alarm" : "" });
     for (const { key } of MINOR) minor.set(key, count(channel[key]), { state: channel[key] ? (BAD[key] ?? "") : "" });

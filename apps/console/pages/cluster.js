@@ -37,6 +37,7 @@ export function clusterPage({ query, signal }) {
   });
   const failed = h("p.note.warn", { hidden: true, role: "status" });
   const trouble = h("p.note.alarm", { hidden: true, role: "status" });
+  const balancing = h("p.note", { hidden: true, role: "status" });
   const alone = h("section.panel", { "aria-label": "No cluster", hidden: true },
     empty("This broker belongs to no cluster", "Brokers of a cluster share a bucket, and a topic may have parts at several of them. A standby takes over when its primary is gone. To begin a cluster:", ALONE));
   const waiting = skeleton(4);
@@ -55,7 +56,10 @@ export function clusterPage({ query, signal }) {
     show(brokers.element, true);
     show(ofTopics, inCluster);
     show(ofParts, inCluster);
-    const away = found.brokers.filter((one) => one.state !== "up").length;
+    const away = found.brokers.filter((one) => one.state !== "up" && !one.gone).length;
+    const moves = found.moving + found.planned;
+    show(balancing, moves > 0 || found.auto.is_on);
+    setText(balancing, `${moves ? `Balancing: ${found.moving} of ${plural(moves, "part")} on the move.` : "The cluster is balanced."}${found.auto.is_on ? " The brokers balance their parts by themselves." : ""}`);
     setText(number, `${plural(found.brokers.length, "broker")}${away ? `, ${away} without a primary that answers` : ""}`);
     show(trouble, Boolean(found.trouble));
     setText(trouble, found.trouble ? `Trouble: ${found.trouble}.` : "");
@@ -67,7 +71,7 @@ export function clusterPage({ query, signal }) {
     drawn = said;
   }, waiting), signal);
   return {
-    element: h("div.stack", {}, h("h1", {}, "Cluster"), failed, trouble, alone, ofBrokers, place, ofTopics, ofParts),
+    element: h("div.stack", {}, h("h1", {}, "Cluster"), failed, trouble, balancing, alone, ofBrokers, place, ofTopics, ofParts),
     title: "Cluster", up: "#/", follow: {}, stays: () => true,
     close: () => { for (const one of [brokers, topics, parts]) one.close(); },
   };

@@ -130,12 +130,17 @@ export async function seekChannel(topic, channel) {
 export async function redrive(topic, waiting) {
   const number = h("input", { inputmode: "numeric", autocomplete: "off", placeholder: waiting ? `all (${count(waiting).exact})` : "all that exist now" });
   const other = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "its original topic" });
+  const pace = h("input", { inputmode: "decimal", autocomplete: "off", placeholder: "no limit" });
   const done = await confirm({
     title: `Redrive ${topic}`, submit: "Redrive", danger: false, query: { action: "redrive", topic },
     text: "Each dead letter is published again to its original topic, for the channel that gave it up, with attempts from 1. It is finished here when that is durable. First fix what made the messages fail.",
-    fields: [h("div.pair", {}, field("How many", number), field("To another topic", other))],
+    fields: [h("div.pair", {}, field("How many", number), field("To another topic", other)), field("At most so many a second", pace)],
     act: (seen) => {
       const body = { seen };
+      if (pace.value.trim()) {
+        body.rate = Number(pace.value);
+        if (!(body.rate > 0)) throw new Wrong("Enter how many a second: a number above 0, or nothing for no limit.");
+      }
       if (number.value.trim()) {
         if (!/^[1-9]\d*$/.test(number.value.trim())) throw new Wrong("Enter how many: a whole number of 1 or more, or nothing for all.");
         body.count = Number(number.value);

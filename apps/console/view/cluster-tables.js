@@ -13,6 +13,7 @@ const ROLES = {
   fenced: ["fenced", "alarm", "another broker has taken over from it, so it stores nothing any more"],
   refused: ["not permitted", "warn", "it does not permit this broker to ask: see docs/parts.md"],
   other: ["another broker", "warn", "another broker answers at this address"],
+  forgotten: ["forgotten", "", "it is gone for good, and its parts are at other brokers"],
   away: ["not answering", "alarm", "no answer in time"],
 };
 
@@ -39,7 +40,7 @@ export function brokerColumns() {
     { key: "number", title: "Broker", width: "116px", value: (one) => one.number, show: (cell, one) => drawn(cell, [one.number, one.me], () => [h("b", {}, one.number), one.me ? [" ", h("span.quiet", {}, "this one")] : null]) },
     {
       key: "role", title: "Role", width: "132px", value: (one) => one.role,
-      show: (cell, one) => drawn(cell, [one.role, one.why], () => pill(one.role, one.why)),
+      show: (cell, one) => drawn(cell, [one.role, one.why, one.draining], () => [pill(one.role, one.why), one.draining ? [" ", h("span.pill.warn", { title: "it gives its parts to other brokers, and takes no new ones" }, "draining")] : null]),
     },
     {
       key: "places", title: "Addresses", hint: "with the role of each address, where it is not that of the broker",

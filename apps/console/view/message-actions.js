@@ -46,6 +46,30 @@ function skipForOne(topic, channels, offsets) {
   return skipDialog(topic, () => select.value, offsets, { fields: [field("Channel", select)], follow: (asks) => { ask = asks; look(); } });
 }
 
+async function cancelMessages(topic, offsets) {
+  const what = plural(offsets.length, "message");
+  return confirm({
+    title: `Cancel ${what} of ${topic}?`, submit: "Cancel them",
+    text: "No channel delivers them any more. A consumer that has one of them drops it, and a handler that has begun it is told.",
+    act: async () => {
+      const { channels } = await post("/api/message/cancel", { topic }, { offsets });
+      const count = new Set(Object.values(channels).flat()).size;
+      tell(`${plural(count, "message")} of ${topic} ${count === 1 ? "is" : "are"} cancelled.`);
+    },
+  });
+}
+
+async function revokeKey(topic, key) {
+  return confirm({
+    title: `Cancel all messages of ${topic} with the revoke key ${key}?`, submit: "Cancel them",
+    text: "No channel delivers those that were published until now. Delayed ones are removed.",
+    act: async () => {
+      await post("/api/message/revoke", { topic }, { keys: [key] });
+      tell(`${topic}: the key ${key} is revoked.`);
+    },
+  });
+}
+
 async function sendBack(topic, offsets) {
   const done = await confirm({
     title: `Redrive ${plural(offsets.length, "dead letter")} of ${topic}?`, submit: "Redrive", danger: false, query: { action: "redrive", topic, offsets: offsets.join(",") },
@@ -75,6 +99,7 @@ export function topicSelection(topic, model) {
   return [
     { ...common, text: "Redrive selected", shown: dead, act: (offsets) => sendBack(topic, offsets) },
     { ...common, text: "Discard selected", danger: true, shown: dead, act: (offsets) => discard(topic, offsets) },
+    { ...common, text: "Cancel selected", danger: true, act: (offsets) => cancelMessages(topic, offsets) },
     { ...common, text: "Skip selected", danger: true, act: (offsets) => skipForOne(topic, [...(row()?.channels?.keys() ?? [])].sort(), offsets) },
   ];
 }
@@ -106,7 +131,11 @@ export function messageButtons(message, topic, model) {
   const again = button("Edit and send again", () => void tried(async () => sendAgain(await whole(message, topic), topic)), { kind: "small" });
   const target = originOf(message)?.topic ?? topic;
   permit(again, may(model.topic(target), "p"), "publish");
-  return [copy, again];
+  const key = message.headers?.["zsq-revoke-key"];
+  if (typeof key !== "string") return [copy, again];
+  const revoke = button("Cancel by its key", () => void tried(() => revokeKey(topic, key)), { kind: "small" });
+  permit(revoke, may(model.topic(topic), "a"), "admin on this topic");
+  return [copy, again, revoke];
 }
 
 /** Return the topic and channel that a dead letter came from, or null. */

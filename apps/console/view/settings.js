@@ -3,12 +3,12 @@
 
 import { Wrong } from "../base/api.js";
 import { h } from "../base/dom.js";
-import { bytes, count, duration, parseBytes, parseDuration } from "../base/format.js";
+import { bytes, count, duration, parseBytes, parseDuration, parseRate, rateLimit } from "../base/format.js";
 import { checkbox, field } from "./dialog.js";
 
 const whole = (text) => (/^\d+$/.test(text) ? Number(text) : null);
-const PARSE = { count: whole, seconds: parseDuration, bytes: parseBytes };
-const FORMAT = { count, seconds: duration, bytes };
+const PARSE = { count: whole, seconds: parseDuration, bytes: parseBytes, rate: parseRate };
+const FORMAT = { count, seconds: duration, bytes, rate: rateLimit };
 
 /** Return the meaning of a setting's value as text for users. */
 function shown(row, value) {
@@ -39,6 +39,7 @@ function editable(row, value) {
 function parsed(row, text) {
   if (text === "") return null;
   if (row.no_bound === -1 && (text === "none" || text === "never")) return -1;
+  if (row.kind === "rate" && text === "none") return 0;
   const value = PARSE[row.kind] ? PARSE[row.kind](text) : text;
   if (value === null) throw new Wrong(`“${text}” is not a valid value for “${row.label}”.`);
   return value;

@@ -39,7 +39,7 @@ from typing import Any, Final, NamedTuple, Self
 from ....transport.block.block import MESSAGE_BYTES_MAX, Block
 from ....transport.client.blocking.client import Reader
 from ....transport.client.blocking.stage_writer import StageCommitter, StageWriter
-from ....transport.client.core.message import Delay
+from ....transport.client.core.deferral import Delay
 from ....transport.client.core.packing import pack_many
 from ....transport.client.core.publish_arguments import as_attributes, as_body, as_delay_ms
 from ....transport.errors import E_BAD_ARGUMENT, E_TOO_BIG, NotFound, UsageError

@@ -74,6 +74,12 @@ class Bindings:
                 self.refresh()
             return queue in self._queues
 
+    def queues(self) -> set[str]:
+        """Return the durable queues."""
+        with self._lock:
+            self.refresh()
+            return set(self._queues)
+
     def of(self, exchange: str) -> set[Binding]:
         """Return the bindings of an exchange to durable queues."""
         with self._lock:

@@ -34,6 +34,7 @@ from ..queues import SETTINGS
 from ..source import ConsumerThread, Held
 from .names import exchange_topic, key_of, level_of, queue_topic, tag_of
 from .patterns import pattern_of
+from .revokes import revoke, revoke_key_of, revoked_ids
 
 log = logging.getLogger("zsq")
 
@@ -400,12 +401,26 @@ class Channel(virtual.Channel):
         topic = queue_topic(self.prefix, queue, level)
         body, delay = dumps(message).encode(), seconds_until(message) or None
         with self.link.publishing():
-            self.link.topics.publish(topic, body, delay)
+            self.link.topics.publish(topic, body, delay, self._revoke_key(message))
+
+    def _revoke_key(self, message: dict[str, Any]) -> str | None:
+        return revoke_key_of(message) if self.connection.revokes else None
 
     def _put_fanout(
         self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any
     ) -> None:
         self._put_in_memory(exchange, routing_key, message)
+        if self.connection.revokes and (ids := revoked_ids(exchange, message)):
+            revoke(self.link.admin, self._all_topics(), ids)
+
+    def _all_topics(self) -> set[str]:
+        """Return the topics of all durable queues."""
+        existing = {base_of(name) for name in self.link.admin.topics()}
+        return existing & {
+            queue_topic(self.prefix, queue, level)
+            for queue in self.link.bindings.queues()
+            for level in self._levels
+        }
 
     def _put_in_memory(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
         with self.link.publishing():
@@ -564,7 +579,10 @@ class Channel(virtual.Channel):
         if seconds_until(raw) > EARLY_S and held.source in self._queue_sources():
             # The delay was cut to the longest one.
             self.link.producer.publish(
-                held.message.topic, held.message.body, delay=seconds_until(raw)
+                held.message.topic,
+                held.message.body,
+                delay=seconds_until(raw),
+                revoke_key=self._revoke_key(raw),
             )
             held.outcome = Outcome.NEITHER
             held.finish()

@@ -35,7 +35,7 @@ LEVELS_S: Final = 5.0  # how often to look for new priority levels
 OPTIONS: Final = frozenset(
     {
         "backoff", "highest_priority", "key_file", "linger_ms", "message_timeout", "priority_steps",
-        "publish_timeout", "transport", "url",
+        "publish_timeout", "revokes", "transport", "url",
     }
 )  # fmt: skip
 # Those that Kombu and Celery use with each transport. Celery adds some of them by itself.
@@ -102,6 +102,11 @@ class Transport(virtual.Transport):
     def _backoff(self) -> bool | Backoff:
         backoff: bool | Backoff = self.client.transport_options.get("backoff", False)
         return backoff
+
+    @property
+    def revokes(self) -> bool:
+        """True if `app.control.revoke` also cancels tasks at the broker."""
+        return bool(self.client.transport_options.get("revokes", True))
 
     @property
     def backs_off(self) -> bool:

@@ -37,6 +37,7 @@ from .restore import RestoredTopic, Target, restore_topics
 from .tick_reader import TickReader
 
 GIVEN: Final = "given"
+LEFT: Final = ("new", "live")  # states of a part that its broker had when it was forgotten
 COPIES: Final = 8  # objects that are copied at a time
 ROUNDS_MAX: Final = 10  # of copies ahead: each one has what was archived during the one before
 
@@ -46,6 +47,9 @@ class Wanted(NamedTuple):
 
     The other broker's log of ticks has had `tick` since it released the part. `directory` is the
     new directory of the part. `place` identifies the archive of this broker.
+
+    `reserve` is 0 if the other broker has released the part. Otherwise it was forgotten, and this
+    many offsets behind what its bucket has are left out, because it may have given them out.
     """
 
     name: str
@@ -53,6 +57,7 @@ class Wanted(NamedTuple):
     tick: int
     directory: str
     place: int
+    reserve: int = 0
 
 
 class ChunkCopier:
@@ -175,8 +180,12 @@ def take_part(
                 f"tick {wanted.tick}, with which the part was given"
             )
         row = _row(source, reader, wanted)
-        # Its broker gives out no more offsets, and all that it gave out are in its bucket.
-        reader.topics[wanted.log].reserved = 0
+        shipped = reader.topics[wanted.log]
+        if wanted.reserve:
+            shipped.reserved = max(shipped.reserved, shipped.end + wanted.reserve)
+        else:
+            # Its broker gives out no more offsets, and all that it gave out are in its bucket.
+            shipped.reserved = 0
         identity = TopicIdentity(wanted.name, wanted.log, int(row["base_offset"]))
         (restored,) = restore_topics(files, source, reader, {wanted.log: Target(identity, partial)})
     finally:
@@ -196,7 +205,8 @@ def _row(source: Bucket, reader: TickReader, wanted: Wanted) -> Mapping[str, Any
     """Return the row of the part, which says that it was released."""
     try:
         row = loads(reader.registry())["topics"][wanted.name]
-        good = row["uuid"] == wanted.log and row["state"] == GIVEN
+        states = (GIVEN, *LEFT) if wanted.reserve else (GIVEN,)
+        good = row["uuid"] == wanted.log and row["state"] in states
     except (ValueError, KeyError, TypeError):
         good = False
     shipped = reader.topics.get(wanted.log)

@@ -72,6 +72,7 @@ from .tick_reader import ShippedTopic, TickReader
 TOPICS_AT_ONCE: Final = 4
 BASE_READ_BYTES: Final = 4 * 1024 * 1024
 DOWNLOADS: Final = 4
+IDS_BYTES_MAX: Final = 1024 * 1024 * 1024
 CHANGES_NAME: Final = "changes" + TEMPORARY_SUFFIX
 # A restore must not depend on how full the disk is. The broker checks it at its start.
 OPTIONS: Final = StoreOptions(reserve_bytes=0, ring_bytes=0)
@@ -269,7 +270,8 @@ class TopicRestore:
                 self.restored.problems += state.walk()
         self._put_log_right(rows, table)
         # Recovery replays what is behind the checkpoint, from files only.
-        self._fetch(rows, table.start if self._eager else max(table.start, table.applied_offset))
+        first = min(table.applied_offset, first_with_ids(rows, table))
+        self._fetch(rows, table.start if self._eager else max(table.start, first))
         if self._check:
             self._check_archived(rows, table.start)
         self._note_gaps(rows, table)
@@ -644,3 +646,21 @@ def _behind(offset: int, gaps: Sequence[Hole]) -> int:
         if gap.first_offset <= offset < gap.next_offset:
             return gap.next_offset
     return offset
+
+
+def first_with_ids(rows: Mapping[int, ArchivedChunk], table: Table) -> int:
+    """Return the offset from which recovery reads ids of messages from the log.
+
+    Files of ids are not shipped. At most IDS_BYTES_MAX of the archived chunks are fetched for them,
+    because a takeover must not wait for the chunks of a week. Older ids are then not known.
+    """
+    first, end = table.ids
+    start, size = table.applied_offset, 0
+    for row in sorted(rows.values(), reverse=True):
+        if not first < row.next_offset or row.base_offset >= end:
+            continue
+        size += row.size
+        if size > IDS_BYTES_MAX:
+            break
+        start = min(start, row.base_offset)
+    return start

@@ -224,6 +224,12 @@ def may_continue(chain: Chain, copy: Copy | None, archive: str) -> str:
     if chain.last is None:
         return ""
     index = chain.last.index
+    if index.is_ended:
+        return (
+            f"its log was ended by host {index.host}, because the cluster has forgotten this "
+            "broker: its parts are at other brokers. zsq rescue shows what was not shipped. To "
+            "begin again, use an empty data directory and another prefix"
+        )
     who = f"copy {index.copy[:8]} on host {index.host}"
     if copy is not None and copy.archive == archive:
         if copy.copy == index.copy:
@@ -263,15 +269,18 @@ class ShipLog:
         reserve: int,
         lease_ms: int = 0,
         recent: Mapping[int, DecodedIndex] = NOTHING,
+        *,
+        is_end: bool = False,
     ) -> Taken:
         """Begin an epoch. The tails reserve `reserve` offsets beyond the ends of the topics.
 
-        `recent` are indexes of the last ticks that are known, by their numbers. Raises `Fenced` if
-        the data directory may not continue the log, or `BucketError`.
+        `recent` are indexes of the last ticks that are known, by their numbers. With `is_end`, the
+        log ends with this epoch, whoever has written it. Raises `Fenced` if the data directory may
+        not continue the log, or `BucketError`.
         """
         for _ in range(ATTEMPTS_MAX):
             chain = find_chain(self._bucket)
-            if why := may_continue(chain, copy, self.archive):
+            if not is_end and (why := may_continue(chain, copy, self.archive)):
                 raise Fenced(f"{self._bucket.url}: {why}")
             tails, registry = replay_tails(self._bucket, chain, recent)
             tails = {
@@ -295,6 +304,7 @@ class ShipLog:
                 tails=tails,
                 addresses=self.addresses,
                 lease_ms=lease_ms,
+                is_ended=is_end,
             )
             encoded = encode_tick(index, ())
             try:

@@ -163,6 +163,8 @@ class Index(NamedTuple):
     * `addresses`: where clients reach the writer.
     * `lease_ms`: how long it may acknowledge publishes after this tick, 0 if no standby limits it.
     * `is_released`: the writer has stopped, and acknowledges nothing more.
+    * `is_ended`: a takeover by nobody. The broker was forgotten by its cluster, and no process may
+      continue its log (`log_end.py`).
     """
 
     kind: int
@@ -181,6 +183,7 @@ class Index(NamedTuple):
     addresses: tuple[str, ...] = ()
     lease_ms: int = 0
     is_released: bool = False
+    is_ended: bool = False
 
 
 def log_object(number: int) -> str:

@@ -31,6 +31,10 @@ def _give_back(harness: ChannelHarness, token: int) -> None:
     harness.channel.req(A, token, ALL, UNBEGUN, harness.wall_ns)
 
 
+def _defer(harness: ChannelHarness, token: int) -> None:
+    harness.channel.req(A, token, ALL, 0, harness.wall_ns, defer=True)
+
+
 def _pass_time(harness: ChannelHarness, token: int) -> None:
     for _ in range(70):
         harness.channel.consumers[A].seen_ns = harness.now_ns
@@ -60,6 +64,7 @@ class Case(NamedTuple):
 
 CASES: Final = (
     Case("the handler raises, or the program requeues the message", _requeue, 1, 1),
+    Case("the handler puts the message off", _defer, 0, 0),
     Case("the program closes the consumer, or ends after SIGTERM", _leave(Departure.LEFT), 0, 1),
     Case("the process of the consumer is killed, or its link is lost", _leave(Departure.LOST), 0, 1),
     Case("the message timeout passes", _pass_time, None, 1),

@@ -26,7 +26,6 @@ def test_a_last_commit_that_does_not_come_is_not_waited_for(
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
     channel = ChannelActor(7, "channel t/c", cast("Any", None))
     channel.core = harness.channel
-    channel.supply = harness.channel.supply
     channel.commits = CommitQueue("c")
     channel.dead_letters = DeadLetterSender(channel, "t", "", "c", "")
     channel.commits.out, channel.commits.now, channel._stop_ns = 3, False, 0

@@ -92,7 +92,7 @@ def test_a_commit_that_storage_refuses_ends_the_channel_and_no_other_answer_does
 
 def test_a_block_that_cannot_be_read_is_lost_alone(shell: Shell) -> None:
     lost: list[tuple[int, int]] = []
-    vars(shell.channel)["supply"] = SimpleNamespace(
+    vars(shell.channel.core)["supply"] = SimpleNamespace(
         lost=lambda *run: lost.append(run), deferred=shell.channel.supply.deferred
     )
     shell.channel._fetches[77] = 3

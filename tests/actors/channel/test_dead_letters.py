@@ -12,13 +12,14 @@ import pytest
 from zsq.actors.channel import dead_letters
 from zsq.actors.channel.dead_letters import TRANSITIONS, DeadLetters, LetterState, letters
 from zsq.actors.channel.dying import Dead, Death
+from zsq.actors.channel.failures import Cause
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.client.core.producer_session import PendingBlock
 from zsq.transport.errors import E_TOPIC_FULL, Refused
 from zsq.transport.settings import ChannelSettings
 from zsq.transport.wire import dead_letter as d
-from zsq.transport.wire.codec import pack_headers, unpack_headers
+from zsq.transport.wire.codec import HeaderValue, pack_headers, unpack_headers
 from zsq.transport.wire.protocol import DEAD
 
 if TYPE_CHECKING:
@@ -213,8 +214,8 @@ def test_letters_keep_what_the_message_was() -> None:
     block = with_place(pack([b"a", b"b", b"c"], keys=[b"k", None, b""], headers=own), 10, 77)
     timed = with_place(pack([b"d"], tags=[b"g"], times=[55]), 90, 78)
     batch = [
-        Dead(Death((10, 2, 3), d.ATTEMPTS, "e"), (block, 0, 2)),
-        Dead(Death((90, 1, 1), d.REJECT, ""), (timed, 0, 1)),
+        Dead(Death((10, 2, 3), d.ATTEMPTS, Cause("e", "me", "line 1")), (block, 0, 2)),
+        Dead(Death((90, 1, 1), d.REJECT, Cause("")), (timed, 0, 1)),
     ]
     (found,) = letters(batch, "t", "u", "c", 99)
     assert found.body.values() == [b"a", b"b", b"d"]
@@ -234,14 +235,15 @@ def test_letters_keep_what_the_message_was() -> None:
         d.TIME: 99,
         d.OFFSET: 11,
     }
+    where: dict[str, HeaderValue] = {d.CONSUMER: "me", d.TRACEBACK: "line 1"}
     assert [unpack_headers(value) for value in found.headers.values()] == [
-        told | {"h": 1, d.OFFSET: 10},
-        told,
+        told | where | {"h": 1, d.OFFSET: 10},
+        told | where,
         told | {d.ATTEMPTS_MADE: 1, d.REASON: d.REJECT, d.ERROR: "", d.OFFSET: 90},
     ]
 
 
 def test_large_letters_go_in_several_blocks() -> None:
     block = with_place(pack([b"x" * 1_000_000] * 3 + [b"y"]), 0, 0)
-    found = letters([Dead(Death((0, 4, 1), d.REJECT, ""), (block, 0, 4))], "t", "u", "c", 0)
+    found = letters([Dead(Death((0, 4, 1), d.REJECT, Cause("")), (block, 0, 4))], "t", "u", "c", 0)
     assert [one.count for one in found] == [1, 1, 2]

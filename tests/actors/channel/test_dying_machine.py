@@ -243,7 +243,7 @@ class DyingMachine(RuleBasedStateMachine):
         }
         assert len(held) == dying.messages() == self.channel.statistics(self.head)["dying_count"]
         assert held == self.died - self.finished
-        assert dying._texts == sum(len(death.error) for death in (*dying.out, *dying.waiting))
+        assert dying._texts == sum(death.cause.size for death in (*dying.out, *dying.waiting))
         assert self.channel.supply.deferred.messages >= 0
         assert all(
             attempts >= REJECTED or attempts >= MAX for start, _, attempts in dying.unstored()

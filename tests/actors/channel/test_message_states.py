@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ from tests.actors.channel.test_ordered_machine import OrderedMachine
 from tests.actors.channel.test_wild_channel import PEERS, WildChannel
 from tests.actors.conftest import ChannelHarness
 from zsq.actors.channel.lease import Departure
+from zsq.transport.block.block import pack
 from zsq.transport.settings import ChannelSettings
 from zsq.transport.wire.protocol import BACKOFF, DEAD, UNBEGUN
 
@@ -61,6 +63,7 @@ def test_messages_move_as_the_table_says(machine: type[RuleBasedStateMachine]) -
 def walk(seed: int) -> None:
     """Run 120 random steps of a channel in `WildChannel`, and then finish everything."""
     dice = random.Random(seed)
+    late = partial(random.Random(seed).choice, [False] * 4 + [True])
     one = WildChannel()
     age = dice.choice([-1, -1, 60.0])
     one.begin(
@@ -75,6 +78,7 @@ def walk(seed: int) -> None:
         [0, 0, 50],
         [0, 10_000, BACKOFF, DEAD, UNBEGUN],
     )
+
     steps: list[Callable[[], object]] = [
         lambda: one.publish([(dice.choice(keys), dice.choice(tags)) for _ in range(dice.randint(1, 6))]) if one.head < 60 else None,
         lambda: one.feed(dice.randint(1, 3)),
@@ -94,7 +98,7 @@ def walk(seed: int) -> None:
         lambda: one.skip({dice.randint(0, one.head) for _ in range(3)}, dice.randint(0, 1)),
         lambda: one.end_and_begin(dice.randint(0, 3), dice.random() < 0.5, dice.random() < 0.5),
         *[lambda: one.deliver(dice.randint(1, 4))] * 4,
-        *[lambda: one.req(0, dice.randint(0, one.head), dice.randint(0, 2), dice.choice(delays)) if one.tokens else None] * 3,
+        *[lambda: one.req(0, dice.randint(0, one.head), dice.randint(0, 2), dice.choice(delays), defer=late()) if one.tokens else None] * 3,
         *[lambda: one.save() if one.pending is None else one.committed()] * 3,
     ]  # fmt: skip
     try:
@@ -119,6 +123,20 @@ def lower_the_limit_meanwhile(how: Callable[[ChannelHarness, int], object], *, b
     how(harness, token)
 
 
+def let_messages_expire() -> None:
+    """Let a message become a dead letter before its first delivery, and one before its second."""
+    harness = ChannelHarness(max_age_s=10.0, dead_letter_expired=True)
+    Watch(harness.channel)
+    harness.join(PEERS[0], 1)
+    harness.take_in(pack([b"x"]))
+    harness.channel.req(PEERS[0], harness.send_one().token, (), 0, harness.wall_ns)
+    harness.commit()
+    harness.take_in(pack([b"x"]))
+    harness.channel.rest()
+    for _ in range(2):
+        harness.channel.next_delivery(harness.now_ns, harness.wall_ns + 11 * 10**9)
+
+
 def test_each_move_of_the_table_is_made() -> None:
     """A move that never happens does not belong in the drawing."""
     every = {
@@ -127,6 +145,7 @@ def test_each_move_of_the_table_is_made() -> None:
         for event, ends in events.items()
         for after in ends
     }
+    let_messages_expire()
     for begun in (False, True):
         lower_the_limit_meanwhile(
             lambda harness, token: harness.channel.req(

@@ -154,7 +154,7 @@ def test_a_new_consumer_gets_what_arrived_while_there_was_none(
         channel.channel.supply.offer(urgent)
         assert channel.offsets()[:9] == [50, *range(2, 10)]
     else:
-        channel.wall_ns += options.PRIORITY_HOLD_NS
+        channel.wall_ns += options.PARKED_HOLD_NS
         assert channel.offsets()[:8] == [*range(2, 10)]
 
 
@@ -186,7 +186,7 @@ def test_a_level_that_was_empty_saves_up_nothing(channel: PriorityHarness) -> No
     level = Levels(2)
     level.park(1, 0, 100)
     for _ in range(100):
-        (high,) = level.turns()
+        (high,) = level.next_piles()
         high.take(1)
         level.served(high, 1)
     level.park(0, 100, 1)
@@ -268,19 +268,19 @@ def test_after_a_start_no_message_overtakes_an_earlier_one_of_its_level() -> Non
 
 
 def test_rows_are_bounded_and_the_rest_waits_in_the_window(channel: PriorityHarness) -> None:
-    with mock.patch.object(options, "PRIORITY_ROWS_MAX", 5):
+    with mock.patch.object(options, "PARKED_ROWS_MAX", 5):
         channel.take("01" * 10 + "2")
         got = channel.one_by_one(21)
     assert sorted(got) == [*range(21)]
     assert got.index(20) > 10, "the urgent one was behind the bound"
-    with mock.patch.object(options, "PRIORITY_ROWS_MAX", 5):
+    with mock.patch.object(options, "PARKED_ROWS_MAX", 5):
         channel.take("0" * 10 + "2")
         assert channel.one_by_one(1) == [31], "adjacent ones are one row"
 
 
 def test_a_long_backlog_is_read_ahead_in_turns(channel: PriorityHarness) -> None:
     """The next turn follows at once, also while all consumers are busy."""
-    with mock.patch.multiple(options, LOOKS_MAX=100, PRIORITY_LOOKS=50):
+    with mock.patch.multiple(options, LOOKS_MAX=100, PARKED_LOOKS=50):
         channel.take(".")
         for _ in range(20):
             channel.take("." * 100)
@@ -313,7 +313,7 @@ def test_nothing_is_read_ahead_for_nobody() -> None:
 
 
 def test_a_short_line_is_read_once_and_a_backlog_twice(channel: PriorityHarness) -> None:
-    with mock.patch.object(options, "PRIORITY_KEPT", 5):
+    with mock.patch.object(options, "PARKED_KEPT", 5):
         channel.take("0000")
         channel.take("0000")
         channel.take("0000")

@@ -22,7 +22,7 @@ from zsq.transport.wire.codec import pack_headers
 LEVELS = 3
 ROWS_MAX = 6
 PRIORITIES = st.lists(st.sampled_from([0, 0, 1, 2]), min_size=1, max_size=6)
-BOUNDS = SMALL | {"PRIORITY_ROWS_MAX": ROWS_MAX, "PRIORITY_KEPT": 4, "ORDERED_ALONE": 4}
+BOUNDS = SMALL | {"PARKED_ROWS_MAX": ROWS_MAX, "PARKED_KEPT": 4, "ORDERED_ALONE": 4}
 
 
 class PriorityMachine(DeliveryMachine):
@@ -72,7 +72,7 @@ class PriorityMachine(DeliveryMachine):
     def each_parked_message_waits(self) -> None:
         supply = self.channel.supply
         assert isinstance(supply, PrioritySupply)
-        for start, count, _ in (*supply._levels.runs(), *supply._unsorted):
+        for start, count, _ in (*supply._piles.runs(), *supply._unsorted):
             assert self.states[start : start + count] == [WAITS] * count
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from zsq.actors.channel.core import LOST, REQUEUED, TIMED_OUT
 from zsq.actors.channel.dying import REJECTED, Dying
+from zsq.actors.channel.failures import Cause
 from zsq.actors.channel.lease import Hole
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
@@ -170,7 +171,7 @@ def test_a_batch_of_large_messages_is_bounded_in_bytes(monkeypatch: pytest.Monke
     monkeypatch.setattr(options, "GATHER_BYTES_MAX", 2_000)
     dying = Dying()
     block = with_place(pack([b"x" * 900] * 8), 0, 0)
-    dying.reject([(0, 8, 1)], "")
+    dying.reject([(0, 8, 1)], Cause(""))
     sizes = []
     while dying.waiting:
         sizes.append(sum(death.run[1] for death, _ in dying.pick(lambda _: block, set())))
@@ -183,17 +184,17 @@ def test_errors_are_kept_up_to_a_bound_and_given_back(monkeypatch: pytest.Monkey
     monkeypatch.setattr(options, "DYING_TEXT_MAX", 10)
     block = with_place(pack([b"x"] * 9), 0, 0)
     dying = Dying()
-    dying.reject([(0, 3, 1)], "1234567")
-    dying.reject([(3, 3, 1)], "1234567")
-    dying.reject([(6, 1, 1)], "123")
-    assert [death.error for death in dying.waiting] == ["1234567", "", "123"]
+    dying.reject([(0, 3, 1)], Cause("1234567"))
+    dying.reject([(3, 3, 1)], Cause("1234567"))
+    dying.reject([(6, 1, 1)], Cause("123"))
+    assert [death.cause.error for death in dying.waiting] == ["1234567", "", "123"]
     monkeypatch.setattr(options, "GATHER_COUNT_MAX", 2)
     while dying.waiting:
         dying.pick(lambda _: block, set())
         dying.stored()
     assert dying._texts == 0
-    dying.reject([(0, 1, 1)], "1234567890")
-    assert dying.waiting[0].error == "1234567890", "room again"
+    dying.reject([(0, 1, 1)], Cause("1234567890"))
+    assert dying.waiting[0].cause.error == "1234567890", "room again"
 
 
 def test_a_seek_gives_up_the_dying(dying_channel: type[DyingChannelHarness]) -> None:
@@ -218,7 +219,7 @@ def test_lost_and_dropped_dead_letters_are_counted_and_not_waited_for(
     assert harness.channel.counters["dropped_count"] == 6
     assert sorted(harness.commit().holes_gone) == [0, 4, 8]
     assert [death.run for death in harness.dying.waiting] == [(10, 2, 1)]
-    assert harness.dying._texts == len(harness.dying.waiting[0].error), (
+    assert harness.dying._texts == harness.dying.waiting[0].cause.size, (
         "there is room again for other errors"
     )
 
@@ -249,7 +250,7 @@ def test_a_block_at_hand_is_used() -> None:
         return None
 
     dying = Dying()
-    dying.reject([(5, 1, 1)], "")
+    dying.reject([(5, 1, 1)], Cause(""))
     wanted: set[int] = set()
     assert dying.pick(find, wanted) == []
     assert (found, wanted) == ([5], {5})

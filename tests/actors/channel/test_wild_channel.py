@@ -36,7 +36,7 @@ from zsq.transport.wire.protocol import BACKOFF, DEAD, UNBEGUN, Run
 
 S = 1_000_000_000
 PEERS = [(b"a",), (b"b",), (b"c",)]
-KINDS = ["plain", "ordered", "priorities"]
+KINDS = ["plain", "ordered", "priorities", "fair"]
 KEY = st.sampled_from([b"a", b"b", None])
 # A message's priority follows from its key.
 PRIORITY = {b"a": pack_headers({"zsq-priority": 1}), b"b": pack_headers({"zsq-priority": "2"})} | {
@@ -79,6 +79,8 @@ class WildChannel(RuleBasedStateMachine):
         self.settings = ChannelSettings(
             ordered=kind == "ordered",
             priorities=3 if kind == "priorities" else 0,
+            fair_by="key" if kind == "fair" else "none",
+            max_in_flight_per_key=2 if kind == "fair" else 0,
             tags=tags,
             max_attempts=most,
             max_age_s=age,
@@ -230,12 +232,12 @@ class WildChannel(RuleBasedStateMachine):
         first=st.integers(0, 60),
         count=st.integers(0, 9),
         delay=st.sampled_from([0, 0, 10_000, BACKOFF, DEAD, UNBEGUN]),
+        defer=st.booleans(),
     )
-    def req(self, number: int, first: int, count: int, delay: int) -> None:
+    def req(self, number: int, first: int, count: int, delay: int, *, defer: bool) -> None:
         peer, token = self.tokens[-1 - number % len(self.tokens)]
-        self.channel.req(
-            peer, token, ((first, count),) if count else (), delay, self.now_ns, "no good"
-        )
+        ranges = ((first, count),) if count else ()
+        self.channel.req(peer, token, ranges, delay, self.now_ns, "no good", defer=defer)
 
     # Time and seeks
 

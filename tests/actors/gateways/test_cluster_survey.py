@@ -46,7 +46,14 @@ class FakeAdmin:
     async def cluster(self, *, fresh: bool = False) -> Any:
         if self.no_cluster is not None:
             raise self.no_cluster
-        known = {"directory": 1, "is_shared": self.is_shared, "trouble": ""}
+        known = {
+            "directory": 1,
+            "is_shared": self.is_shared,
+            "trouble": "",
+            "auto": {"is_on": False},
+            "moving": 0,
+            "planned": 0,
+        }
         return {"brokers": self.brokers, "topics": (), **known}
 
     async def close(self) -> None:
@@ -78,7 +85,14 @@ class World:
 
 def row(number: int, *names: str, me: bool = False) -> Any:
     urls = tuple(f"tcp://{name}" for name in names)
-    return {"number": number, "uuid": f"u{number}", "addresses": urls, "me": me}
+    return {
+        "number": number,
+        "uuid": f"u{number}",
+        "addresses": urls,
+        "me": me,
+        "draining": 0,
+        "gone": False,
+    }
 
 
 def roles(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -25,7 +25,14 @@ def part(head: int, start: int = 0, **channels: int) -> PartSeen:
 
 
 def broker(number: int = 0, *urls: str, me: bool = False) -> Any:
-    return {"number": number, "uuid": f"u{number}", "addresses": urls or (ONE,), "me": me}
+    return {
+        "number": number,
+        "uuid": f"u{number}",
+        "addresses": urls or (ONE,),
+        "me": me,
+        "draining": 0,
+        "gone": False,
+    }
 
 
 def topic(name: str, *parts: int, closed: tuple[int, ...] = ()) -> Any:
@@ -33,7 +40,14 @@ def topic(name: str, *parts: int, closed: tuple[int, ...] = ()) -> Any:
 
 
 def told(brokers: Any, *topics: Any) -> Any:
-    known: Any = {"directory": 9, "is_shared": True, "trouble": "none"}
+    known: Any = {
+        "directory": 9,
+        "is_shared": True,
+        "trouble": "none",
+        "auto": {"is_on": False},
+        "moving": 0,
+        "planned": 0,
+    }
     return {"brokers": brokers, "topics": topics, **known}
 
 
@@ -92,6 +106,7 @@ def test_a_broker_that_answers_shows_its_bucket() -> None:
     assert row == {
         "number": 0, "uuid": "u0", "me": False, "addresses": [ONE], "state": "up", "role": "primary", "epoch": 3,
         "health": "disk is full", "lag_s": 0.5, "standbys": 0, "parts": 4, "why": "", "handover": "",
+        "draining": 0, "gone": False, "free_bytes": None,
         "places": [{"url": ONE, "role": "primary", "epoch": 3, "why": ""}],
     }  # fmt: skip
 
@@ -188,6 +203,12 @@ def test_a_part_that_moves_shows_where_to() -> None:
     assert [row["to"] for row in rows] == [None, 0]
 
 
+def test_a_broker_that_was_forgotten_is_not_called_away() -> None:
+    gone: Any = {**broker(1), "gone": True}
+    row, _ = cluster.broker_row(gone, (), 0)
+    assert (row["role"], row["gone"]) == ("forgotten", True)
+
+
 # Answers of brokers
 
 CHANNEL = {"depth": 4, "in_flight": 2, "deferred": 1}
@@ -202,6 +223,7 @@ def overview() -> Any:
         "head": 9,
         "kept": 5,
         "backlog": 7,
+        "log_bytes": 70,
     }
     row = tuple(of_topic.get(name, 0) for name in TOPIC_FIELDS)
     channel = tuple(CHANNEL.get(name, 0) for name in CHANNEL_FIELDS)
@@ -218,14 +240,14 @@ def stats() -> Any:
     channel = {"channel_name": "a", "depth": 4, "in_flight_count": 2, "deferred_count": 1}
     row = {
         "topic_name": "t#1", "asleep": False, "health": "OK", "closed": "", "start": 2, "head": 9, "kept_count": 5, "depth": 0,
-        "ship_lag_s": 0.5, "channels": [channel],
+        "ship_lag_s": 0.5, "log_bytes": 70, "channels": [channel],
     }  # fmt: skip
     topics = [row, row | {"topic_name": "plain"}, row | {"topic_name": "e#ephemeral"}]
     return {"uuid": "u0", "health": "OK", "topics": topics, "bucket": {"epoch": 3}}
 
 
 def test_an_overview_and_statistics_say_the_same_of_parts() -> None:
-    wanted = PartSeen("up", "OK", "", 2, 9, 5, 7, None, {"a": 7})
+    wanted = PartSeen("up", "OK", "", 2, 9, 5, 7, None, {"a": 7}, 70)
     assert cluster.seen_in_overview(overview()) == Seen("u0", "OK", {"epoch": 3}, {"t#1": wanted})
     told = cluster.seen_in_stats(stats())
     assert told == Seen("u0", "OK", {"epoch": 3}, {"t#1": wanted._replace(lag_s=0.5)})
@@ -239,7 +261,15 @@ def test_a_part_without_a_channel_has_what_waits_for_a_first_one() -> None:
 
 
 def test_a_broker_without_a_cluster_is_alone_in_it() -> None:
-    only: Any = {"number": 0, "uuid": "x", "addresses": (), "bucket": "", "me": True}
+    only: Any = {
+        "number": 0,
+        "uuid": "x",
+        "addresses": (),
+        "bucket": "",
+        "me": True,
+        "draining": 0,
+        "gone": False,
+    }
     local: Any = {**told([only]), "is_shared": False}
     found = cluster.alone(local, seen("x", addresses=f"{ONE},{TWO}"))
     assert found["brokers"] == [{**only, "addresses": (ONE, TWO)}]

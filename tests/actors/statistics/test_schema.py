@@ -1,8 +1,8 @@
 """Tests of the table of statistics: each row is in every view that it names, each statistic in a
 view has a row, and the tables in the documentation are current.
 
-Run this file to write the tables of docs/operations.md and docs/http.md again: python
-tests/actors/statistics/test_schema.py
+Run this file to write the tables of docs/statistics.md and docs/http.md again:
+python -m tests.actors.statistics.test_schema
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def statistics_tables() -> str:
 
 
 PAGES: Final = {
-    "operations.md": ("statistics", statistics_tables),
+    "statistics.md": ("statistics", statistics_tables),
     "http.md": ("metrics", metrics_table),
 }
 
@@ -96,7 +96,7 @@ def drawn(page: str) -> str:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_documents_show_the_table_as_it_is(page: str) -> None:
     assert drawn(page) == (ROOT / "docs" / page).read_text(), (
-        "run python tests/actors/statistics/test_schema.py"
+        "run python -m tests.actors.statistics.test_schema"
     )
 
 

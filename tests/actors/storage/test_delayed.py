@@ -25,6 +25,7 @@ from zsq.storage.errors import DiskFull, StoreFailed
 from zsq.storage.files import Files
 from zsq.storage.log.log import Log
 from zsq.storage.space import Shortage
+from zsq.storage.state.state import StateBatch
 from zsq.transport.block.block import Block, pack
 from zsq.transport.errors import E_DISK_FULL, UsageError
 from zsq.transport.wire import protocol as p
@@ -469,11 +470,11 @@ def test_nothing_is_committed_while_a_move_holds_the_checkpoint(holds: bool) -> 
     actor = StorageActor.__new__(StorageActor)
     committed: list[int] = []
     state = SimpleNamespace(
-        may_commit=lambda: True, waits_for_log=lambda end: False, commit=lambda end, rows, gone: committed.append(end)
+        batch=StateBatch(), may_commit=lambda: True, waits_for_log=lambda end: False, commit=lambda end, rows, gone: committed.append(end)
     )  # fmt: skip
     parts = {
         "state": state, "_delayed": SimpleNamespace(blocks_checkpoint=lambda: holds), "_log": SimpleNamespace(synced_end=7),
-        "_producers": ProducerTable({}),
+        "_producers": ProducerTable({}), "_dedupe": SimpleNamespace(range=lambda end: None),
     }  # fmt: skip
     vars(actor).update(parts)
     actor._commit()

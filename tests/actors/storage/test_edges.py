@@ -16,6 +16,7 @@ from tests.actors.conftest import ChannelHarness
 from zsq.actors.channel.dead_letters import letters
 from zsq.actors.channel.deferred import Deferred
 from zsq.actors.channel.dying import Death
+from zsq.actors.channel.failures import Cause
 from zsq.actors.channel.ordered import Unsorted
 from zsq.actors.runtime.port import Mail
 from zsq.actors.settings import options
@@ -134,7 +135,7 @@ def test_dead_letters_are_divided_into_blocks_of_at_most_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("zsq.actors.channel.dead_letters.BLOCK_COUNT_MAX", 3)
-    death = Death((0, 7, 2), "why", "")
+    death = Death((0, 7, 2), "why", Cause(""))
     blocks = letters(cast("Any", [(death, (pack([b"x"] * 7), 0, 7))]), "t", "0" * 32, "c", 1)
     assert [block.count for block in blocks] == [3, 3, 1]
 

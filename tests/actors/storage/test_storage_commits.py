@@ -11,17 +11,22 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.fake_storage import Appended, Head, Listener
+from support.fake_storage import Appended, Head, Listener, Repeated
 from support.faulty_files import keep_none
 from support.scripted_extension import ScriptedExtension
 from support.stage_bench import Thread
 from support.storage_harness import PRODUCER, StorageHarness
 
 from zsq.actors.storage.commits import StateCommits
+from zsq.actors.storage.dedupe import Dedupe
+from zsq.actors.storage.sifting import Left
 from zsq.actors.storage.storage_actor import ProducerTable, StorageActor
 from zsq.storage.space import Shortage
+from zsq.transport.block.block import pack
 from zsq.transport.errors import Refused
 from zsq.transport.wire import protocol as p
+from zsq.transport.wire.codec import pack_headers
+from zsq.transport.wire.dedupe import digests_of, with_ids
 
 
 def nothing(*_: object, **__: object) -> None:
@@ -50,6 +55,7 @@ class Bench:
             "state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
             "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing),
             "_stages": SimpleNamespace(turn=nothing, entered=nothing),
+            "_dedupe": Dedupe(store, 0, Thread(), "topic t"),
             "_delayed": SimpleNamespace(
                 turn=nothing, moving_bytes=nothing, waits_for_log=lambda end: False, blocks_checkpoint=lambda: False),
             "host": SimpleNamespace(every=nothing, cease=nothing), "_channels": SimpleNamespace(sync=mode),
@@ -200,3 +206,25 @@ def test_a_commit_waits_for_the_appends_that_are_held_before_it(tmp_path: Path) 
     made.actor._group_committed()
     assert made.topic.told[2:] == [Head(made.actor._log.synced_end)]
     made.harness.abandon()
+
+
+def test_a_duplicate_is_answered_with_the_sync_of_the_first_one(tmp_path: Path) -> None:
+    """If it was answered at once, a power cut could take away the only copy."""
+    bench = Bench(tmp_path, "always")
+    bench.actor._dedupe.set_window(600)
+    for request in (1, 2):
+        headers = [pack_headers({"zsq-dedupe-id": "one"})]
+        block = with_ids(
+            pack([b"x"], headers=headers, producer_id=PRODUCER, sequence=request), headers
+        )
+        block.ids = digests_of(block)
+        bench.actor.append(request, [block])
+    (repeated,) = bench.topic.told
+    assert repeated == Repeated(2, {0: Left(None, ((0, 0),))})
+    bench.actor.confirm_appends()
+    assert len(bench.topic.told) == 1
+    bench.harness.sync()
+    bench.actor.confirm_appends()
+    assert [told.request for told in bench.topic.told if isinstance(told, Appended)] == [1, 2]
+    assert bench.harness.log.end == 1
+    bench.harness.abandon()

@@ -21,7 +21,7 @@ from zsq.actors.settings import options
 from zsq.actors.topic.ordering import Ordering, Reply
 from zsq.transport.block.block import Block, pack
 from zsq.transport.errors import E_DISK_FULL
-from zsq.transport.wire.protocol import Delayed, Stored, Unstored
+from zsq.transport.wire.protocol import Delayed, Duplicates, Stored, Unstored
 
 S = 1_000_000_000
 PRODUCER = st.integers(0, 2)
@@ -86,7 +86,7 @@ class OrderingMachine(RuleBasedStateMachine):
         )
         self.small.start()
         self.producers = [Producer(number) for number in range(3)]
-        self.replies: dict[Peer, deque[Stored | Unstored | Delayed]] = {}
+        self.replies: dict[Peer, deque[Stored | Unstored | Delayed | Duplicates]] = {}
         self.disk: list[Block] = []
         self.kept: list[Block] = []  # delayed blocks that are durable
         self.synced = 0  # the number of blocks that are synced
@@ -165,6 +165,7 @@ class OrderingMachine(RuleBasedStateMachine):
                 self.check_key(producer, message)
                 producer.unanswered.pop(message.sequence, None)
                 continue
+            assert isinstance(message, Stored), "no block here has ids"
             for sequence, offset in message.blocks:
                 self.check_answer(producer, sequence, offset)
                 producer.unanswered.pop(sequence, None)

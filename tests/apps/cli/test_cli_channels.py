@@ -74,7 +74,7 @@ def test_a_channel_is_made_set_and_shown(shell: Shell) -> None:
         "offsets    next 5 of 20: 15 waiting, 0 in flight, 0 deferred",
         "takes      tags a||b, max age 7d",
         "attempts   at most 5, then to topic t.set.dead",
-        "backoff    2s, doubled up to 2m",
+        "backoff    2s, up to 2m, exponential, no jitter",
         "consumers  any number",
     ):
         assert line in shown

@@ -16,8 +16,9 @@ from zsq.actors.settings.channel_settings import NAMES
 from zsq.apps.cli import quantities
 from zsq.apps.cli.inspect import message as message_command
 from zsq.apps.cli.manage.settings import describe_channel, given_settings, with_settings, with_start
-from zsq.apps.cli.quantities import MessageId, parse_place, parse_seconds, spelled
+from zsq.apps.cli.quantities import MessageId, parse_place
 from zsq.transport.client.core import asking, message, peeking
+from zsq.transport.durations import parse_seconds, spelled
 from zsq.transport.settings import CHANNEL, ChannelSettings, NewChannelOptions
 
 NOW = 1_795_000_000.0
@@ -130,10 +131,12 @@ def test_every_setting_can_be_given_and_is_shown() -> None:
     default = ChannelSettings().as_dict()
     shown = describe_channel("t", "c", default)
     other = {"tags": "a||b", "ordered": True, "max_attempts": 5, "backoff_s": 3.0, "backoff_max_s": 60.0, "max_age_s": 60.0,
-             "max_consumers": 2,
+             "max_consumers": 2, "backoff_curve": "5s,1m", "backoff_jitter": 10,
              "alarm_depth": 10, "alarm_age_s": 5.0}  # fmt: skip
     for name, value in other.items():
         assert describe_channel("t", "c", default | {name: value}) != shown, name
+    listed = describe_channel("t", "c", default | {"backoff_curve": "5s,1m"})
+    assert "backoff    5s,1m, no jitter" in listed
     assert "topic t.c.dead" in describe_channel("t", "c", default | {"max_attempts": 5})
     assert "topic bad" in describe_channel(
         "t", "c", default | {"max_attempts": 5, "dead_letter_topic": "bad"}

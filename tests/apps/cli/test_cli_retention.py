@@ -20,13 +20,12 @@ from local_setup.broker import LocalBroker, temporary_broker
 from zsq.apps.cli.inspect import stats
 from zsq.apps.cli.manage.settings import describe, given_settings
 from zsq.apps.cli.quantities import (
-    SECONDS_MAX,
     BoundedSize,
     parse_bytes,
     parse_count,
-    parse_seconds,
     spelled_bytes,
 )
+from zsq.transport.durations import SECONDS_MAX, parse_seconds
 from zsq.transport.settings import TOPIC, Retention
 
 pytestmark = pytest.mark.slow

@@ -14,11 +14,16 @@ from zsq.storage import documents
 from zsq.storage.cluster.directory import (
     ADDRESSES_MAX,
     BROKERS_MAX,
+    NOBODY,
+    Auto,
+    AutoEntry,
     Broker,
     BrokerEntry,
     CloseEntry,
     Directory,
+    DrainEntry,
     Entry,
+    ForgetEntry,
     GiveEntry,
     Hold,
     MoveEntry,
@@ -26,6 +31,7 @@ from zsq.storage.cluster.directory import (
     PartedTopic,
     PartEntry,
     ReadyEntry,
+    ReclaimEntry,
     RemoveEntry,
     RemovePartEntry,
     TakenEntry,
@@ -93,6 +99,18 @@ def remove_part(part: int, hold: int, end: int, id: int, uuid: int = 5) -> Remov
     return RemovePartEntry(hex_of(id), hex_of(uuid), part, hold, end)
 
 
+def drain(broker: int, id: int, *, is_draining: bool = True) -> DrainEntry:
+    return DrainEntry(hex_of(id), broker, is_draining, 2)
+
+
+def forget(broker: int, id: int, tick: int = 9) -> ForgetEntry:
+    return ForgetEntry(hex_of(id), broker, tick)
+
+
+def reclaim(part: int, hold: int, broker: int, source: int, id: int) -> ReclaimEntry:
+    return ReclaimEntry(hex_of(id), hex_of(5), part, hold, broker, hex_of(77), 9, source)
+
+
 TWO_BROKERS = (broker(1), broker(2, B))
 
 
@@ -123,6 +141,11 @@ def test_names_of_objects_are_numbers() -> None:
         give(1, 1, 0, 4),
         taken(1, 1, 4),
         remove_part(1, 2, 17, 4),
+        drain(1, 5),
+        AutoEntry(hex_of(6), True, 1, 2, 3),
+        forget(1, 7),
+        forget(1, 8, NOBODY),
+        reclaim(1, 2, 0, NOBODY, 9),
         topic(5, sync="bucket", retention={"keep_time_s": 60.0}),
         topic(5, brokers=(1,) * PARTS_MAX),
         part(5, 1, 4),
@@ -390,6 +413,87 @@ def test_a_part_moves_to_another_broker_and_back() -> None:
         assert found.hold(1) == Hold()
 
 
+THREE_BROKERS = (*TWO_BROKERS, broker(3, C))
+
+
+def test_a_broker_drains_until_it_is_undone_and_the_last_one_cannot() -> None:
+    steps: list[tuple[Entry, bool, list[int]]] = [
+        (drain(1, 40), True, [0, 2, 0]),
+        (drain(0, 41), True, [2, 2, 0]),
+        (drain(2, 42), False, [2, 2, 0]),
+        (drain(0, 43, is_draining=False), True, [0, 2, 0]),
+        (drain(2, 44), True, [0, 2, 2]),
+        (broker(2, A, id=45), True, [0, 2, 2]),
+        (drain(3, 46), False, [0, 2, 2]),
+    ]
+    entries: list[Entry] = [*THREE_BROKERS]
+    for entry, counts, draining in steps:
+        entries.append(entry)
+        directory, counted = replay(*entries)
+        assert (counted[-1], [one.draining for one in directory.brokers]) == (counts, draining)
+    assert directory.brokers[1].addresses == A
+
+
+def test_the_last_setting_of_auto_counts() -> None:
+    directory, _ = replay(
+        *TWO_BROKERS,
+        AutoEntry(hex_of(40), True, 5, 2, 600),
+        AutoEntry(hex_of(41), True, 6, 3, 0),
+    )
+    assert directory.auto == Auto(True, 6, 3, 0)
+
+
+def test_a_broker_that_was_forgotten_gets_nothing_and_its_parts_begin_elsewhere() -> None:
+    """Broker 1 has part 1. Part 0 shall move to it, and part 2 is being taken by it from broker
+    2.
+    """
+    entries: list[Entry] = [
+        *THREE_BROKERS, topic(5, brokers=(0, 1, 2)), move(0, 0, 1, 40), ready(0, 0, 1, 41),
+        give(2, 1, 1, 42),
+    ]  # fmt: skip
+    steps: list[tuple[Entry, bool]] = [
+        (reclaim(1, 1, 0, 1, 50), False),  # it is not forgotten
+        (forget(1, 51, tick=NOBODY), False),  # it has parts, so its log must have ended
+        (forget(1, 52), True),
+        (forget(1, 53), False),
+        (broker(2, C, id=54), False),
+        (drain(1, 55), False),
+        (move(0, 0, 1, 56), False),
+        (give(0, 1, 1, 57), False),
+        (part(5, 1, 58), False),
+        (topic(6, "other", (1,)), False),
+        (reclaim(1, 2, 0, 1, 60), False),  # another hold
+        (reclaim(1, 1, 1, 1, 61), False),
+        (reclaim(1, 1, 0, 2, 62), False),  # it was never there
+        (reclaim(1, 1, 0, 1, 63), True),
+        (reclaim(1, 1, 2, 1, 64), False),  # another broker was faster
+        (reclaim(2, 2, 2, 2, 65), True),  # it still has the files
+        (taken(1, 1, 66), True),
+        (forget(0, 67), True),
+        (forget(2, 68), False),  # nobody would be left
+    ]
+    for entry, counts in steps:
+        before, _ = replay(*entries)
+        entries.append(entry)
+        directory, counted = replay(*entries)
+        assert counted[-1] == counts, (entry, before.objection(entry))
+    found = directory.topics["clicks"]
+    assert found.parts == (0, 0, 2)
+    assert found.hold(0) == Hold(), "the move is withdrawn"
+    assert found.hold(1) == Hold(1, log=hex_of(77), tick=9, is_reclaimed=True)
+    assert found.hold(2) == Hold(2, log=hex_of(77), tick=9, is_reclaimed=True)
+    assert not any(hold.is_empty for hold in found.holds.values() if hold.number)
+    assert [one.gone for one in directory.brokers] == [True, True, False]
+
+
+def test_a_part_that_no_bucket_has_begins_anew() -> None:
+    entries = (*THREE_BROKERS, topic(5, brokers=(1, 0)), forget(1, 40))
+    directory, counts = replay(*entries, reclaim(0, 1, 2, NOBODY, 41))
+    assert counts[-1]
+    hold = directory.topics["clicks"].hold(0)
+    assert (hold.number, hold.origin, hold.is_empty) == (1, NOBODY, True)
+
+
 @pytest.mark.parametrize(
     ("entry", "code", "why"),
     [
@@ -497,6 +601,12 @@ entries = st.one_of(
     st.builds(TakenEntry, ids, few, st.integers(-1, 3), st.integers(0, 3)),
     st.builds(RemovePartEntry, ids, few, st.integers(-1, 3), st.integers(0, 3), st.just(7)),
     st.builds(RemoveEntry, ids, few),
+    st.builds(DrainEntry, ids, st.integers(-1, 4), st.booleans(), st.integers(0, 3)),
+    st.builds(ForgetEntry, ids, st.integers(-1, 4), st.integers(-1, 3)),
+    st.builds(
+        ReclaimEntry, ids, few, st.integers(-1, 3), st.integers(0, 3), st.integers(-1, 4), few,
+        st.integers(0, 9), st.integers(-1, 4),
+    ),
 )  # fmt: skip
 
 

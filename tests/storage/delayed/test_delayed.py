@@ -438,3 +438,32 @@ def test_a_small_copy_whose_name_is_not_on_disk_is_not_written_to(
     )
     with pytest.raises(StoreFailed):
         store.shrink(files)
+
+
+def test_messages_are_found_by_what_their_blocks_have(store: DelayedStore) -> None:
+    """Only blocks with the flag are read, and a search goes on where it ended."""
+
+    def flagged(*bodies: bytes) -> Block:
+        one = block(*bodies)
+        return Block(one.header._replace(flags=1024), one.payload, one.columns)
+
+    blocks = [flagged(b"x", b"y"), block(b"x"), flagged(b"y"), flagged(b"y", b"x"), flagged(b"x")]
+    keys = store.put([(one, 5 * S) for one in blocks], S)
+    looked: list[int] = []
+
+    def with_x(one: Block) -> list[int]:
+        looked.append(one.count)
+        return [index for index, body in enumerate(one.body.values()) if body == b"x"]
+
+    found: list[DelayedKey] = []
+    after: DelayedKey | None = None
+    ends: list[DelayedKey | None] = []
+    while not ends or after is not None:
+        some, after = store.matching(after, 2, 1024, with_x)
+        found += some
+        ends.append(after)
+    fourth = keys[3]
+    assert found == [keys[0], fourth._replace(serial=fourth.serial + 1), keys[4]]
+    assert (looked, ends) == ([2, 1, 2, 1], [keys[1], keys[3], None])
+    assert store.cancel(found) == [True] * 3
+    assert store.matching(None, 9, 1024, with_x) == ([], None)

@@ -1,7 +1,8 @@
 """`scripts/torture`: kill the processes of a real broker under load, and count lost messages. With
 --soak, run a mixed load for some time instead (see `support/soak/run.py`). With --bucket, the
 broker has a bucket, and loses its disk too (see `bucket/run.py`). With --standby, a standby takes
-over (see `standby/run.py`).
+over (see `standby/run.py`). With --drain, parts move between the brokers of a cluster, and the
+cycles are moves (see `drain.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from support.soak import run as soak_run
 from support.soak.run import Soak
+from support.torture import drain as drain_run
 from support.torture import ledger as l
 from support.torture.bucket import run as bucket_run
 from support.torture.bucket.report import BUCKET, command
@@ -50,6 +52,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--standby",
         action="store_true",
         help="give it a standby too: kill, stop, or cut off the primary, or hand over",
+    )
+    parser.add_argument(
+        "--drain",
+        action="store_true",
+        help="drain, balance and forget brokers of a cluster until so many parts have moved",
     )
     parser.add_argument(
         "--seed", type=int, help="of the choice of kills, victims and times (default: drawn)"
@@ -84,6 +91,12 @@ def main(arguments: list[str]) -> int:
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     if options.soak is not None:
         return soak(options, seed)
+    if options.drain:
+        folder = Path(tempfile.mkdtemp(prefix="torture-", dir=options.folder))
+        code = drain_run.main(folder, options.cycles, seed)
+        if not code and not options.keep:
+            shutil.rmtree(folder)
+        return code
     kinds = options.kinds.split(",")
     if options.standby:
         return command(STANDBY, options.cycles, seed, kinds, options.folder, keep=options.keep)

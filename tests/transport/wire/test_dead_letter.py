@@ -52,6 +52,37 @@ def test_the_error_is_cut_before_headers_are_left_out() -> None:
     assert d.LEFT_OUT not in found
 
 
+def test_the_oldest_frames_are_cut_before_the_error() -> None:
+    room = HEADERS_BYTES_MAX - 3_000
+    found = packed({"a": b"x" * room}, **{d.TRACEBACK: "old " * 500 + "new " * 500})
+    assert (found["a"], found[d.ERROR]) == (b"x" * room, ABOUT[d.ERROR])
+    assert 500 < len(found[d.TRACEBACK]) < 4_000
+    assert found[d.TRACEBACK].endswith("new new ")
+    states = []
+    for more in range(2_000, 3_000, 2):
+        found = packed(
+            {"a": b"x" * (room + more)}, **{d.TRACEBACK: "old " * 1_000, d.ERROR: "e" * 99}
+        )
+        states.append((d.TRACEBACK not in found, found[d.ERROR] != "e" * 99, d.LEFT_OUT in found))
+    assert sorted(set(states)) == [
+        (False, False, False),
+        (True, False, False),
+        (True, True, False),
+        (True, True, True),
+    ]
+
+
+def test_a_letter_that_dies_again_and_again_does_not_grow() -> None:
+    letter: dict[str, Any] = {"a": 1}
+    sizes = set()
+    for _ in range(5):
+        letter = packed(letter, **{d.TRACEBACK: "t" * 4_000, d.CONSUMER: "me"})
+        sizes.add(len(pack_headers(letter)))
+        letter = d.redriven(letter, "c")
+        assert not [name for name in letter if "traceback" in name]
+    assert len(sizes) == 2, "the first death, and all later ones"
+
+
 def test_the_largest_headers_are_left_out_and_counted() -> None:
     found = packed({"a": b"x" * 8_000, "b": b"x" * 8_100, "c": 1})
     assert ("a" in found, "b" in found, found["c"], found[d.LEFT_OUT], found[d.ERROR]) == (
@@ -122,3 +153,10 @@ def test_names_that_are_no_text_stay_when_a_letter_is_sent_back() -> None:
     """Another client library may write such names in its own dead letters."""
     headers: Any = {b"bytes": 1, d.TOPIC: "t", d.REDRIVEN + "topic": "old", CHANNEL_HEADER: "old"}
     assert d.redriven(headers, None) == {b"bytes": 1, d.REDRIVEN + "topic": "t"}
+
+
+def test_a_dead_letter_and_a_redriven_message_have_no_id() -> None:
+    """A redrive within the window of the ids would be called a duplicate, and be lost."""
+    packed = d.pack_dead(pack_headers({"zsq-dedupe-id": "one", "a": 1}), {})
+    assert unpack_headers(packed) == {"a": 1}
+    assert d.redriven({"zsq-dedupe-id": "one", "a": 1}, None) == {"a": 1}

@@ -19,10 +19,20 @@ from ...block.block import MESSAGE_BYTES_MAX
 from ...system import woken_by_signals
 from ...wire.codec import HeaderValue
 from ..blocking.producer import Pending, ProducerBase, ReceiptView
-from ..core.message import Delay, Fetched
+from ..core.dedupe_arguments import Id, with_id, with_id_of_each
+from ..core.deferral import Delay
+from ..core.message import Fetched
 from ..core.packing import one_block
 from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine
-from ..core.publish_arguments import Text, as_attributes, as_body, as_delay_ms
+from ..core.publish_arguments import (
+    Text,
+    as_attributes,
+    as_body,
+    as_delay_ms,
+    lifetime_of,
+    with_headers,
+    with_headers_of_each,
+)
 from ..core.reading import Archive, Measured
 from ..link.engine import Steps
 from .aio_asker import AsyncioClient, Turner
@@ -92,12 +102,19 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
         tag: Text = None,
         headers: Mapping[str, HeaderValue] | None = None,
         delay: Delay | None = None,
+        expires_in: Delay | None = None,
+        revoke_key: str | None = None,
+        dedupe_id: Id | None = None,
     ) -> Receipt:
         """Publish one message. It is durable when this returns, unless `linger_ms` is above 0.
 
-        `delay`: seconds or a timedelta, see `zsq.Producer.publish`.
+        `delay`, `expires_in`: seconds or a timedelta. See `zsq.Producer.publish`.
         """
         delay_ms = as_delay_ms(delay)
+        if expires_in is not None or revoke_key is not None:
+            headers = with_headers(headers, lifetime_of(expires_in, delay_ms, revoke_key))
+        if dedupe_id is not None:
+            headers = with_id(headers, dedupe_id)
         payload = as_body(body)
         if len(payload) > MESSAGE_BYTES_MAX:
             await self._check_size(topic, len(payload))
@@ -131,6 +148,9 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
         | Sequence[Mapping[str, HeaderValue] | None]
         | None = None,
         delay: Delay | None = None,
+        expires_in: Delay | None = None,
+        revoke_key: str | None = None,
+        dedupe_ids: Sequence[Id | None] | None = None,
         wait: bool = True,
     ) -> Receipt:
         """Publish messages in order, divided into blocks.
@@ -139,6 +159,11 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
         `zsq.Producer.publish_many`.
         """
         delay_ms = as_delay_ms(delay)
+        if expires_in is not None or revoke_key is not None:
+            headers = with_headers_of_each(headers, lifetime_of(expires_in, delay_ms, revoke_key))
+        if dedupe_ids is not None:
+            bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
+            headers = with_id_of_each(headers, dedupe_ids, len(bodies))
         if size := self._drive().engine.size_to_check(topic, bodies):
             await self._check_size(topic, size)
         steps = self._drive().engine.push_many(
@@ -151,6 +176,7 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
             headers=headers,
             key=key,
             tag=tag,
+            has_ids=dedupe_ids is not None,
         )
         return await self._receipt(steps, wait)
 

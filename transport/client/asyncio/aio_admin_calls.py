@@ -24,6 +24,7 @@ from ...wire.answers import (
     Nothing,
     OverviewAnswer,
     PartRemoved,
+    Revoked,
     Scheduled,
     ScheduleRow,
     Silenced,
@@ -93,6 +94,39 @@ class AdminCalls(Asker):
         with parts. Then `is_shared` is False.
         """
         return await self._carry_out(administration.cluster(fresh=fresh))
+
+    async def drain_broker(self, broker: int, *, undo: bool = False, at_once: int = 1) -> Nothing:
+        """Let the broker with this number move all its parts to others. It takes no new ones.
+
+        It moves `at_once` parts at a time, also after a restart, until all are away. `cluster`
+        shows this. `undo` ends it. What was moved does not come back then. Raises `UsageError` if
+        no other broker takes parts.
+        """
+        return await self._carry_out(
+            administration.drain_broker(broker, undo=undo, at_once=at_once)
+        )
+
+    async def forget_broker(self, broker: int, *, force: bool = False) -> Nothing:
+        """Let the other brokers have the parts of one that is gone for good. See docs/parts.md.
+
+        They open them from its bucket. What it had acknowledged and not shipped is not there. It
+        can never come back with its data directory. Raises `Refused` (E_NOT_EMPTY) if it still
+        ships, unless `force` is True. A broker without parts is only left out from then on.
+        """
+        return await self._carry_out(administration.forget_broker(broker, force=force))
+
+    async def set_auto_balance(
+        self, on: bool, *, rate: int = 0, at_once: int = 1, gone_after: int = 0
+    ) -> Nothing:
+        """Let the brokers of the cluster balance their parts by themselves, or not.
+
+        `at_once`: how many parts move at a time. `rate`: how many bytes a broker moves in a second
+        on average, 0 for any number. `gone_after`: after how many seconds of silence a broker is
+        forgotten, at least 60, or 0 for never.
+        """
+        return await self._carry_out(
+            administration.set_auto_balance(on, rate=rate, at_once=at_once, gone_after=gone_after)
+        )
 
     async def configure_topic(
         self, name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]
@@ -209,6 +243,30 @@ class AdminCalls(Asker):
         offsets. The call is recorded in the audit log, and durable when it returns.
         """
         return await self._carry_out(administration.skip(topic, channel, offsets, preview=preview))
+
+    async def cancel(
+        self, topic: str, offsets: Sequence[int], *, channel: str | None = None
+    ) -> dict[str, list[int]]:
+        """Cancel messages by their offsets: for one channel, or for all channels of the topic.
+
+        It is a `skip` of each channel: see there. A consumer that holds such a message drops it,
+        and a handler that has begun it sees `message.cancelled`. Returns the offsets that each
+        channel had not finished, by the name of the channel. If this is interrupted, some channels
+        have cancelled the messages and others have not; repeat it then.
+        """
+        return await self._carry_out(administration.cancel(topic, offsets, channel=channel))
+
+    async def revoke(self, topic: str, keys: str | Sequence[str]) -> Revoked:
+        """Cancel all messages of a topic that were published with one of these revoke keys.
+
+        `keys`: one key, or up to 1,000. Delayed messages are removed at once. The channels that the
+        topic has now do not deliver the other messages any more, and count them in
+        `cancelled_count` when their turn comes. A consumer that holds such a message drops it, and
+        a handler that has begun it sees `message.cancelled`. A message that is published later with
+        the same key is delivered. The call is recorded in the audit log, and durable when it
+        returns. Returns {"delayed": the number of delayed messages that were removed}.
+        """
+        return await self._carry_out(administration.revoke(topic, keys))
 
     async def disconnect(self, topic: str, channel: str, consumer: str) -> Disconnected:
         """End the subscriptions of the consumers with this name.

@@ -7,17 +7,19 @@ import contextlib
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Self
 
+from ...retries import Retries
 from ...system import calls_on_signals
 from ...wire.protocol import DEAD
 from ..blocking.consumer import ConsumerBase
 from ..core.consumer_backoff import Backoff, backoff_of
 from ..core.consumer_session import EVERY
+from ..core.deferral import Delay, deferral_ms
 from ..core.handling import Handling, OnDeleted
-from ..core.message import BatchView, Delay, MessageView, Reason, when_again
+from ..core.message import BatchView, MessageView, Reason, when_again
 from ..core.message_batch import MessageBatch, limits_of
 from ..core.subscription import ConsumerEngine
 from ..link.timeouts import deadline_of
@@ -26,7 +28,7 @@ from .aio_runner import BatchRunner, Runner
 
 
 class Message(MessageView):
-    """One message. Answer it once: with `finish`, `requeue`, or `reject`."""
+    """One message. Answer it once: with `finish`, `requeue`, `defer`, or `reject`."""
 
     __slots__ = ()
 
@@ -51,6 +53,10 @@ class Message(MessageView):
         `zsq.Message.requeue`.
         """
         self._give_back(when_again(delay, backoff), error)
+
+    async def defer(self, delay: Delay = 0.0, *, until: datetime | None = None) -> None:
+        """Put the message off, without an attempt. See `zsq.Message.defer`."""
+        self._give_back(deferral_ms(delay, until), defer=True)
 
     async def reject(self, error: Reason = "") -> None:
         """Send the message to the dead letters, now. See `zsq.Message.reject`."""
@@ -85,6 +91,9 @@ class Batch(BatchView[Message]):
         self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = ""
     ) -> None:
         self._give_back(when_again(delay, backoff), error)
+
+    async def defer(self, delay: Delay = 0.0, *, until: datetime | None = None) -> None:
+        self._give_back(deferral_ms(delay, until), defer=True)
 
     async def reject(self, error: Reason = "") -> None:
         self._give_back(DEAD, error)
@@ -173,6 +182,7 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
         *,
         concurrency: int = 1,
         requeue_delay: Delay | Callable[[Message], Delay] | None = None,
+        retries: Retries | None = None,
         on_error: Callable[[Message, BaseException], object] | None = None,
         signals: bool = True,
         max_extension: float | timedelta | None = None,
@@ -182,6 +192,7 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
         batch_wait: float | timedelta = 0.2,
         batch_bytes: int | None = None,
         halving: bool = False,
+        cancel_handlers: bool = False,
     ) -> None:
         """Await `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
@@ -189,8 +200,13 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
         messages are handled at a time. The handler is a coroutine function, an object whose
         `__call__` is one, or a `functools.partial` of those. Anything else raises `UsageError`
         before a message is taken. See `zsq.Consumer.run`.
+
+        With `cancel_handlers`, a handler whose message a user cancels is cancelled, as its task
+        would be, and the message is finished. Handlers of batches are not.
         """
-        handling = Handling(handler, requeue_delay, on_error, awaits=True, halves=halving)
+        handling = Handling(
+            handler, requeue_delay, on_error, awaits=True, halves=halving, retries=retries
+        )
         machine = backoff_of(backoff)
         limits = limits_of(batch, batch_wait, batch_bytes, self._window.fixed, halving=halving)
         working = self._begin_run(concurrency, max_extension, on_deleted, machine, limits)
@@ -200,6 +216,8 @@ class Consumer(ConsumerBase[Turner[ConsumerEngine]], AsyncioClient[Turner[Consum
             gather = partial(self._gather, limits, working, machine)
             kind, take = BatchRunner, partial(self._next_batch, asyncio.Lock(), gather)
         runner = kind(handling, working, take, self._stop_taking, machine, self._note_outcome)
+        if cancel_handlers:
+            self._drive().engine.on_cancelled = runner.cancel
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
 
         async def work() -> None:

@@ -17,10 +17,11 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from ...errors import UsageError
+from ...wire.protocol import DEAD
 from ..core.batch_handling import BatchHandling
 from ..core.consumer_backoff import ConsumerBackoff, Outcome
 from ..core.extensions import Working
-from ..core.handling import Handling, Requeue, RunnerBase, outcome_of, raised_by_signal
+from ..core.handling import SPENT, Handling, RunnerBase, outcome_of, raised_by_signal
 
 log = logging.getLogger("zsq")
 _T = TypeVar("_T")
@@ -76,10 +77,20 @@ class Runner(RunnerBase):
         except Exception as error:
             self._fail(error)
 
+    def cancel(self, workers: Iterable[object]) -> None:
+        """Cancel the handlers that these tasks await, because their messages were cancelled."""
+        for worker in workers:
+            if isinstance(worker, asyncio.Task):
+                worker.cancel()
+
     async def handle(self, taken: Any) -> Outcome:
         """Handle what `take` has returned."""
         message = taken
         if self._working.goes_on(message):
+            return Outcome.NEITHER
+        if self.handling.is_spent(message):
+            with self._answering(message):
+                message._give_back(DEAD, SPENT)
             return Outcome.NEITHER
         worker = asyncio.current_task()
         begun_ns = self._working.begin(worker, message)
@@ -91,14 +102,22 @@ class Runner(RunnerBase):
         except BaseException as error:
             if self._ends(error):
                 raise
+            if (delay_ms := self.handling.deferral(error)) is not None:
+                self._defer(message, delay_ms)
+                return Outcome.NEITHER
+            if isinstance(error, asyncio.CancelledError) and message.cancelled:
+                if not message.answered:
+                    with self._answering(message):
+                        await message.finish()
+                return Outcome.NEITHER
             await self._report(message, error)
-            await self._requeue(message, error)
+            self._requeue(message, error)
             return Outcome.FAILURE
         if result is not None:
             try:
                 self.handling.check_result(result)
             except UsageError as error:
-                await self._requeue(message, error, {"delay": 0})
+                self._requeue(message, error, 0)
                 raise
         if message.answered:
             return outcome_of(message)
@@ -116,12 +135,16 @@ class Runner(RunnerBase):
                 raise
             self.handling.report_callback("on_error", message, second)
 
-    async def _requeue(
-        self, message: Any, error: BaseException, how: Requeue | None = None
-    ) -> None:
+    def _requeue(self, message: Any, error: BaseException, delay_ms: int | None = None) -> None:
         if not message.answered:
             with self._answering(message):
-                await message.requeue(**(how or self.handling.again(message)), error=error)
+                again_ms = self.handling.again(message) if delay_ms is None else delay_ms
+                message._give_back(again_ms, error)
+
+    def _defer(self, message: Any, delay_ms: int) -> None:
+        if not message.answered:
+            with self._answering(message):
+                message._give_back(delay_ms, defer=True)
 
     def _count_cancels(self) -> int:
         return 0 if self._caller is None else self._caller.cancelling()

@@ -24,6 +24,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
 from ...names import check_name
+from ...retries import Retries
 from ...settings import NewChannelOptions, check_type
 from ...system import node_name
 from ...wire.addresses import Url, parse_all
@@ -43,9 +44,10 @@ from ..core.consumer_backoff import (
     backoff_of,
 )
 from ..core.consumer_session import ConsumerSession, LeasedBlock
+from ..core.deferral import Delay
 from ..core.extensions import Working, check_extension
 from ..core.handling import Handling, OnDeleted, awaits_topic
-from ..core.message import Batch, Delay, Message
+from ..core.message import Batch, Message
 from ..core.message_batch import (
     BatchGathering,
     BatchLimits,
@@ -330,11 +332,17 @@ class ConsumerBase(ClientBase[_DriveT]):
         return drive.carry_out(drive.engine.finish_sync(delivery, indexes, self._patience(None)))
 
     def _requeue(
-        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
+        self,
+        delivery: LeasedBlock,
+        indexes: Sequence[int],
+        delay_ms: int,
+        error: str = "",
+        traceback: str = "",
+        defer: bool = False,
     ) -> None:
         drive: Any = self._drive()
         with drive.lock:
-            drive.engine.requeue(delivery, indexes, delay_ms, error)
+            drive.engine.requeue(delivery, indexes, delay_ms, error, traceback, defer)
             drive.settle()
 
     def _touch(self, delivery: LeasedBlock) -> None:
@@ -434,7 +442,7 @@ class ConsumerBase(ClientBase[_DriveT]):
         working.end_batch(messages, None)
         for delivery, group in by_delivery(messages):
             with contextlib.suppress(Refused):
-                self._requeue(delivery, [message._index for message in group], UNBEGUN, "")
+                self._requeue(delivery, [message._index for message in group], UNBEGUN)
 
     def _back_off_with(self, backoff: ConsumerBackoff | None) -> None:
         """Let this backoff decide whether messages come. See `_note_outcome`."""
@@ -641,6 +649,7 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         *,
         concurrency: int = 1,
         requeue_delay: Delay | Callable[[Message], Delay] | None = None,
+        retries: Retries | None = None,
         on_error: Callable[[Message, BaseException], object] | None = None,
         signals: bool = True,
         max_extension: float | timedelta | None = None,
@@ -657,13 +666,15 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         channel, and closes the consumer. The handler runs in `concurrency` threads. If it returns,
         the message is finished, unless the handler has answered it. If it raises an exception, the
         message is requeued after `requeue_delay`: seconds, a timedelta, or a function of the
-        message that returns one of them, at most an hour. The default is the channel's backoff
-        (1 s, doubled by each attempt, at most 2 minutes, unless set otherwise). The broker gets the
-        exception's repr, and a dead letter contains it. Exceptions go to `on_error(message,
-        exception)`, by default to the log. No exception of a handler or callback ends `run`, not
-        even `SystemExit`, see "What run does with a handler". It goes on after refusals that pass
-        and after a restart of the broker, see "Why run ends". With `signals=False`, signal handlers
-        are not changed.
+        message that returns one of them, at most 366 days. The default is the channel's backoff (1
+        s, doubled by each attempt, at most 2 minutes, unless set otherwise). `retries` is a
+        `zsq.Retries`, a policy of this consumer that replaces both. If the handler raises
+        `zsq.RetryAfter`, the message is put off instead, see `Message.defer`. The broker gets the
+        exception's repr and its traceback, and a dead letter contains them. Exceptions go to
+        `on_error(message, exception)`, by default to the log. No exception of a handler or callback
+        ends `run`, not even `SystemExit`, see "What run does with a handler". It goes on after
+        refusals that pass and after a restart of the broker, see "Why run ends". With
+        `signals=False`, signal handlers are not changed.
 
         While a handler works, its lease is extended, so a message comes to no other consumer
         because its handler takes long. `max_extension` bounds that: seconds or a timedelta since
@@ -684,7 +695,9 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         are not answered. With `halving`, they are first handled again in halves, until each message
         that fails is alone. Then `on_error` may get a batch instead of a message.
         """
-        handling = Handling(handler, requeue_delay, on_error, awaits=False, halves=halving)
+        handling = Handling(
+            handler, requeue_delay, on_error, awaits=False, halves=halving, retries=retries
+        )
         machine = backoff_of(backoff)
         limits = limits_of(batch, batch_wait, batch_bytes, self._window.fixed, halving=halving)
         working = self._begin_run(concurrency, max_extension, on_deleted, machine, limits)
@@ -728,7 +741,7 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         message: Message | None = self._outside(self._receive)
         if self._closing and message is not None:
             with contextlib.suppress(Refused):
-                message._give_back(UNBEGUN, "")
+                message._give_back(UNBEGUN)
             return None
         return message
 

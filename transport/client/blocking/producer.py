@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ...block.block import MESSAGE_BYTES_MAX
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, from_wire, option
@@ -14,11 +14,20 @@ from ...wire.addresses import Url, parse_all
 from ...wire.codec import HeaderValue
 from ...wire.credentials import KeyFile
 from ...wire.protocol import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
-from ..core.message import Delay
+from ..core.dedupe_arguments import Id, with_id, with_id_of_each
+from ..core.deferral import Delay
 from ..core.packing import one_block
 from ..core.producer_engine import QUEUE_BYTES_MAX, ProducerEngine, flat
 from ..core.producer_session import PendingBlock
-from ..core.publish_arguments import Text, as_attributes, as_body, as_delay_ms
+from ..core.publish_arguments import (
+    Text,
+    as_attributes,
+    as_body,
+    as_delay_ms,
+    lifetime_of,
+    with_headers,
+    with_headers_of_each,
+)
 from ..link.engine import Steps
 from ..link.timeouts import check_timeout
 from .client_base import BlockingClient, ClientBase
@@ -36,6 +45,18 @@ FOREIGN_RECEIPT: Final = (
 
 _DriveT = TypeVar("_DriveT")
 Pending = tuple[PendingBlock, ...]
+
+
+class Published(NamedTuple):
+    """One message of a publish.
+
+    With `duplicate`, it was not stored, because a message with its `dedupe_id` was stored before,
+    and `offset` is the offset of that one. The offset is -1 if it is not known, or if that message
+    was delayed.
+    """
+
+    offset: int
+    duplicate: bool
 
 
 class ReceiptView:
@@ -92,7 +113,47 @@ class ReceiptView:
             first, index = first.leaf(index)
         if not first.done or first.error is not None:
             return None
-        return first.first_offset + index if first.first_offset >= 0 else -1
+        return first.offset_of(index)
+
+    @property
+    def duplicate(self) -> bool:
+        """True if nothing was stored, because each message has a `dedupe_id` that is known.
+
+        It is False while that is not known. `results` has it for each message.
+        """
+        if self.count == 1:
+            leaf, index = self._pending[0].leaf(self._index)
+            return index in leaf.duplicates
+        return all(pending.done and not pending.stored_count for pending in self._blocks())
+
+    @property
+    def duplicates(self) -> int:
+        """The number of messages that are known to be duplicates."""
+        if self.count == 1:
+            return int(self.duplicate)
+        return sum(len(pending.duplicates) for pending in self._blocks())
+
+    @property
+    def results(self) -> tuple[Published, ...]:
+        """The offset of each message, and whether it is a duplicate, in the order of the publish.
+
+        It is empty while that is not known, and if a message has failed.
+        """
+        if any(not leaf.done or leaf.error is not None for leaf in self._blocks()):
+            return ()
+        if self.count == 1:
+            leaf, index = self._pending[0].leaf(self._index)
+            return (Published(leaf.offset_of(index), index in leaf.duplicates),)
+        results: dict[int, Published] = {}
+        first = 0
+        for pending in self._pending:
+            # The messages of a topic with parts were sorted, and `order` has their indexes.
+            order = pending.order or range(first, first + pending.count)
+            first += pending.count
+            for index, place in enumerate(order):
+                leaf, row = pending.leaf(index)
+                results[place] = Published(leaf.offset_of(row), row in leaf.duplicates)
+        return tuple(results[place] for place in sorted(results))
 
     @property
     def part(self) -> int | None:
@@ -108,9 +169,9 @@ class ReceiptView:
     def places(self) -> tuple[tuple[int, int, int], ...]:
         """The (part, first offset, count) of each stored block of a topic with parts."""
         return tuple(
-            (pending.part, pending.first_offset, pending.count)
+            (pending.part, pending.first_offset, pending.stored_count)
             for pending in self._blocks()
-            if pending.part >= 0 and pending.done and pending.error is None
+            if pending.part >= 0 and pending.done and pending.error is None and pending.stored_count
         )
 
     @property
@@ -132,7 +193,9 @@ class ReceiptView:
         for pending in self._blocks():
             if pending.key is not None:
                 due_ns, serial = pending.key
-                keys += [f"{due_ns:016x}{serial + index:016x}" for index in range(pending.count)]
+                keys += [
+                    f"{due_ns:016x}{serial + index:016x}" for index in range(pending.stored_count)
+                ]
         return keys
 
     @property
@@ -140,11 +203,14 @@ class ReceiptView:
         """The (first offset, count) of each stored block."""
         if self.count == 1 or (len(self._pending) == 1 and not self._pending[0].pieces):
             offset = self.offset
-            return () if offset is None else ((offset, self.count),)
+            if not any(pending.duplicates for pending in self._blocks()):
+                return () if offset is None else ((offset, self.count),)
+        if self.count == 1:
+            return () if self.duplicate or self.offset is None else ((self.offset, 1),)
         return tuple(
-            (pending.first_offset, pending.count)
+            (pending.first_offset, pending.stored_count)
             for pending in self._blocks()
-            if pending.done and pending.error is None
+            if pending.done and pending.error is None and pending.stored_count
         )
 
     def _outcome(self) -> int:
@@ -363,17 +429,33 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
         tag: Text = None,
         headers: Mapping[str, HeaderValue] | None = None,
         delay: Delay | None = None,
+        expires_in: Delay | None = None,
+        revoke_key: str | None = None,
+        dedupe_id: Id | None = None,
     ) -> Receipt:
         """Publish one message.
+
+        `dedupe_id`: text or bytes of at most 256 bytes. If a message with this id was published to
+        the topic within its `dedupe_window_s`, nothing is stored, and the receipt has the offset of
+        that message and `duplicate` True. See docs/dedupe.md.
 
         `delay`: seconds or a timedelta (at most 366 days). The message is added to the topic after
         this time, never earlier. A delayed message is sent at once, even with a `linger_ms` above
         0. Like any other message, it is durable when `publish` returns only if `linger_ms` is 0.
-        Its receipt has a `key` instead of an offset. Raises `UsageError` for a bad name or a
-        message that is too large, `Refused` if the broker cannot accept it now, and
-        `BrokerUnreachable` after the timeout.
+        Its receipt has a `key` instead of an offset.
+
+        `expires_in`: seconds or a timedelta, above the delay. No handler begins the message later
+        than this after the broker got it. `revoke_key`: a text of at most 256 bytes, by which
+        `Admin.revoke` cancels the message. Both are headers, see docs/lifetimes.md.
+
+        Raises `UsageError` for a bad name or a message that is too large, `Refused` if the broker
+        cannot accept it now, and `BrokerUnreachable` after the timeout.
         """
         delay_ms = as_delay_ms(delay)
+        if expires_in is not None or revoke_key is not None:
+            headers = with_headers(headers, lifetime_of(expires_in, delay_ms, revoke_key))
+        if dedupe_id is not None:
+            headers = with_id(headers, dedupe_id)
         payload = body if type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX else as_body(body)
         if len(payload) > MESSAGE_BYTES_MAX:
             self._check_size(topic, len(payload))
@@ -410,6 +492,9 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
         | Sequence[Mapping[str, HeaderValue] | None]
         | None = None,
         delay: Delay | None = None,
+        expires_in: Delay | None = None,
+        revoke_key: str | None = None,
+        dedupe_ids: Sequence[Id | None] | None = None,
         wait: bool = True,
     ) -> Receipt:
         """Publish messages in order, divided into blocks of at most 10,000 messages and about 5
@@ -417,13 +502,20 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
 
         `key`, `tag`: one value for all messages. `keys`, `tags`: one value for each message, or
         None. `headers`: one mapping for all messages, or a sequence with one mapping for each.
-        `delay`: the delay of all messages, see `publish`. With `wait=False` this returns when the
-        messages are queued (at most 16 MiB wait to be sent). Use the receipt or `flush` to wait for
-        them. If a message is over the limit of a broker that this producer has reached before,
-        `UsageError` is raised and nothing is sent. If the broker refuses a message later, only that
-        message fails. The error then says how many of the messages failed.
+        `dedupe_ids`: one id for each message, or None; the receipt's `results` say which messages
+        were stored. `delay`, `expires_in`, `revoke_key`: those of all messages, see `publish`. With
+        `wait=False` this returns when the messages are queued (at most 16 MiB wait to be sent). Use
+        the receipt or `flush` to wait for them. If a message is over the limit of a broker that
+        this producer has reached before, `UsageError` is raised and nothing is sent. If the broker
+        refuses a message later, only that message fails. The error then says how many of the
+        messages failed.
         """
         delay_ms = as_delay_ms(delay)
+        if expires_in is not None or revoke_key is not None:
+            headers = with_headers_of_each(headers, lifetime_of(expires_in, delay_ms, revoke_key))
+        if dedupe_ids is not None:
+            bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
+            headers = with_id_of_each(headers, dedupe_ids, len(bodies))
         if size := self._drive().engine.size_to_check(topic, bodies):
             self._check_size(topic, size)
         steps = self._drive().engine.push_many(
@@ -436,6 +528,7 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
             headers=headers,
             key=key,
             tag=tag,
+            has_ids=dedupe_ids is not None,
         )
         return self._receipt(steps, wait)
 

@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from ...errors import UsageError
+from ...wire.protocol import DEAD
 from ..core.batch_handling import BatchHandling
 from ..core.consumer_backoff import Outcome
-from ..core.handling import Requeue, RunnerBase, outcome_of, raised_by_signal
+from ..core.handling import SPENT, RunnerBase, outcome_of, raised_by_signal
 from ..core.message import Message
 
 
@@ -38,6 +39,10 @@ class Runner(RunnerBase):
         message: Message = taken
         if self._working.goes_on(message):
             return Outcome.NEITHER
+        if self.handling.is_spent(message):
+            with self._answering(message):
+                message._give_back(DEAD, SPENT)
+            return Outcome.NEITHER
         worker = threading.get_ident()
         begun_ns = self._working.begin(worker, message)
         try:
@@ -48,6 +53,9 @@ class Runner(RunnerBase):
         except BaseException as error:
             if raised_by_signal(error):
                 raise
+            if (delay_ms := self.handling.deferral(error)) is not None:
+                self._defer(message, delay_ms)
+                return Outcome.NEITHER
             self._report(message, error)
             self._requeue(message, error)
             return Outcome.FAILURE
@@ -55,7 +63,7 @@ class Runner(RunnerBase):
             try:
                 self.handling.check_result(result)
             except UsageError as error:
-                self._requeue(message, error, {"delay": 0})
+                self._requeue(message, error, 0)
                 raise
         if message.answered:
             return outcome_of(message)
@@ -71,10 +79,16 @@ class Runner(RunnerBase):
                 raise
             self.handling.report_callback("on_error", message, second)
 
-    def _requeue(self, message: Message, error: BaseException, how: Requeue | None = None) -> None:
+    def _requeue(self, message: Message, error: BaseException, delay_ms: int | None = None) -> None:
         if not message.answered:
             with self._answering(message):
-                message.requeue(**(how or self.handling.again(message)), error=error)
+                again_ms = self.handling.again(message) if delay_ms is None else delay_ms
+                message._give_back(again_ms, error)
+
+    def _defer(self, message: Message, delay_ms: int) -> None:
+        if not message.answered:
+            with self._answering(message):
+                message._give_back(delay_ms, defer=True)
 
 
 class BatchRunner(Runner):

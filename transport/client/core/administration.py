@@ -39,9 +39,11 @@ from ...wire.admin_requests import (
     CreateTopicRequest,
     DeleteRequest,
     DisconnectRequest,
+    DrainBrokerRequest,
     EmptyRequest,
     EndedRequest,
     EndSilenceRequest,
+    ForgetBrokerRequest,
     HandoverRequest,
     HistoryRequest,
     ListDelayedRequest,
@@ -57,9 +59,11 @@ from ...wire.admin_requests import (
     RemovePartRequest,
     RemoveScheduleRequest,
     ResumeScheduleRequest,
+    RevokeRequest,
     RunScheduleRequest,
     ScheduleRequest,
     SeekRequest,
+    SetAutoRequest,
     SetScheduleRequest,
     Side,
     SilenceAlarmRequest,
@@ -83,6 +87,7 @@ from ...wire.answers import (
     Nothing,
     OverviewAnswer,
     PartRemoved,
+    Revoked,
     Scheduled,
     ScheduleRow,
     Silenced,
@@ -95,6 +100,8 @@ from .asking import Asking, Place, ask_admin, ask_stats, carried, on_wire, seek_
 from .message import parse_id, part_in_id
 from .publish_arguments import as_attributes, as_body
 
+AT_ONCE_MAX: Final = 100  # parts that move at a time
+GONE_AFTER_MIN: Final = 60
 FIND_MAX: Final = 20  # parts at other brokers that are asked for one message
 
 
@@ -151,9 +158,7 @@ def move_part(part: str, broker: int) -> Asking[Moving]:
     completed.
     """
     _check_part(part, "moved")
-    if type(broker) is not int or broker < 0:
-        raise UsageError(E_BAD_ARGUMENT, f"broker must be a number from 0 on, not {broker!r:.40}")
-    return ask_admin(MovePartRequest(part, broker=broker))
+    return ask_admin(MovePartRequest(part, broker=_check_broker(broker)))
 
 
 def remove_part(part: str, force: bool = False) -> Asking[PartRemoved]:
@@ -175,6 +180,48 @@ def cluster(*, fresh: bool = False) -> Asking[ClusterAnswer]:
     with parts. Then `is_shared` is False.
     """
     return ask_admin(ClusterRequest(fresh=fresh))
+
+
+def drain_broker(broker: int, *, undo: bool = False, at_once: int = 1) -> Asking[Nothing]:
+    """Let the broker with this number move all its parts to others. It takes no new ones.
+
+    It moves `at_once` parts at a time, also after a restart, until all are away. `cluster`
+    shows this. `undo` ends it. What was moved does not come back then. Raises `UsageError` if
+    no other broker takes parts.
+    """
+    _check_broker(broker)
+    if not 1 <= at_once <= AT_ONCE_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"at_once must be 1 to {AT_ONCE_MAX}, not {at_once}")
+    return ask_admin(DrainBrokerRequest(broker=broker, draining=not undo, at_once=at_once))
+
+
+def forget_broker(broker: int, *, force: bool = False) -> Asking[Nothing]:
+    """Let the other brokers have the parts of one that is gone for good. See docs/parts.md.
+
+    They open them from its bucket. What it had acknowledged and not shipped is not there. It
+    can never come back with its data directory. Raises `Refused` (E_NOT_EMPTY) if it still
+    ships, unless `force` is True. A broker without parts is only left out from then on.
+    """
+    return ask_admin(ForgetBrokerRequest(broker=_check_broker(broker), force=force))
+
+
+def set_auto_balance(
+    on: bool, *, rate: int = 0, at_once: int = 1, gone_after: int = 0
+) -> Asking[Nothing]:
+    """Let the brokers of the cluster balance their parts by themselves, or not.
+
+    `at_once`: how many parts move at a time. `rate`: how many bytes a broker moves in a second
+    on average, 0 for any number. `gone_after`: after how many seconds of silence a broker is
+    forgotten, at least 60, or 0 for never.
+    """
+    if not 1 <= at_once <= AT_ONCE_MAX:
+        raise UsageError(E_BAD_ARGUMENT, f"at_once must be 1 to {AT_ONCE_MAX}, not {at_once}")
+    if rate < 0:
+        raise UsageError(E_BAD_ARGUMENT, f"rate must be at least 0, not {rate}")
+    if gone_after and gone_after < GONE_AFTER_MIN:
+        text = f"gone_after must be 0 or at least {GONE_AFTER_MIN} s, not {gone_after}"
+        raise UsageError(E_BAD_ARGUMENT, text)
+    return ask_admin(SetAutoRequest(on=on, rate=rate, at_once=at_once, gone_after=gone_after))
 
 
 def configure_topic(
@@ -326,6 +373,42 @@ def skip(
     kind = PreviewSkipRequest if preview else SkipRequest
     answer = yield from ask_admin(kind(*_names(topic, channel), offsets=tuple(offsets)))
     return list(answer["offsets"])
+
+
+def cancel(
+    topic: str, offsets: Sequence[int], *, channel: str | None = None
+) -> Asking[dict[str, list[int]]]:
+    """Cancel messages by their offsets: for one channel, or for all channels of the topic.
+
+    It is a `skip` of each channel: see there. A consumer that holds such a message drops it,
+    and a handler that has begun it sees `message.cancelled`. Returns the offsets that each
+    channel had not finished, by the name of the channel. If this is interrupted, some channels
+    have cancelled the messages and others have not; repeat it then.
+    """
+    channels = [channel]
+    if channel is None:
+        listed = yield from topics()
+        if topic not in listed:
+            raise NotFound(E_NOT_FOUND, f"topic {check_name(topic)!r} does not exist")
+        channels = [*listed[topic]]
+    cancelled: dict[str, list[int]] = {}
+    for name in channels:
+        cancelled[name or ""] = yield from skip(topic, name or "", offsets)
+    return cancelled
+
+
+def revoke(topic: str, keys: str | Sequence[str]) -> Asking[Revoked]:
+    """Cancel all messages of a topic that were published with one of these revoke keys.
+
+    `keys`: one key, or up to 1,000. Delayed messages are removed at once. The channels that the
+    topic has now do not deliver the other messages any more, and count them in
+    `cancelled_count` when their turn comes. A consumer that holds such a message drops it, and
+    a handler that has begun it sees `message.cancelled`. A message that is published later with
+    the same key is delivered. The call is recorded in the audit log, and durable when it
+    returns. Returns {"delayed": the number of delayed messages that were removed}.
+    """
+    wanted = (keys,) if isinstance(keys, str) else tuple(keys)
+    return ask_admin(RevokeRequest(check_name(topic), keys=wanted))
 
 
 def disconnect(topic: str, channel: str, consumer: str) -> Asking[Disconnected]:
@@ -748,3 +831,9 @@ def _parts_with(topic: str, name: str) -> Asking[list[str]]:
     """
     rows = yield from schedule_list(topic)
     return [row["topic"] for row in rows if row["name"] == name]
+
+
+def _check_broker(broker: int) -> int:
+    if type(broker) is not int or broker < 0:
+        raise UsageError(E_BAD_ARGUMENT, f"broker must be a number from 0 on, not {broker!r:.40}")
+    return broker

@@ -270,6 +270,8 @@ def combined(replies: Sequence[Reply]) -> Reply:
     for rows in ("topics", "schedules"):
         if isinstance(data.get(rows), list | tuple):
             data[rows] = [row for answer in answers for row in answer.data[rows]]
+    if "delayed" in data:
+        data["delayed"] = sum(answer.data.get("delayed", 0) for answer in answers)
     if "existed" in data:
         data["existed"] = all(answer.data.get("existed") for answer in answers)
     return Done(first.request, data), blocks

@@ -12,10 +12,11 @@ from functools import partial
 from typing import Any
 
 from ...errors import UsageError, ZsqError
+from ...wire.protocol import DEAD
 from .consumer_backoff import Outcome
 from .extensions import Working
-from .handling import Handling, Requeue, outcome_of
-from .message import MessageView, as_error, when_again
+from .handling import SPENT, Handling, outcome_of
+from .message import MessageView, Reason, as_error, as_traceback
 from .message_batch import Halving, MessageBatch, by_delivery
 
 log = logging.getLogger("zsq")
@@ -46,7 +47,14 @@ class BatchHandling:
         The driver sends the result of each call, or throws its error.
         """
         begun_ns = self._working.begin_batch(messages)
-        halving = Halving(messages, halves=self._handling.halves)
+        spent = [message for message in messages if self._handling.is_spent(message)]
+        if spent:
+            self._requeue(spent, SPENT, DEAD)
+        left = _unanswered(messages) if spent else messages
+        if not left:
+            self._working.end_batch(messages, begun_ns)
+            return Outcome.NEITHER
+        halving = Halving(left, halves=self._handling.halves)
         outcomes: set[Outcome] = set()
         try:
             while (part := halving.next()) is not None:
@@ -67,6 +75,12 @@ class BatchHandling:
             if self._ends(error):
                 raise
             outcomes.update(outcome_of(message) for message in messages if message.answered)
+            delay_ms = self._handling.deferral(error)
+            if delay_ms is not None:
+                outcomes.add(Outcome.NEITHER)
+                yield from self._requeue_failed(batch)
+                self._requeue(_unanswered(messages), "", delay_ms, defer=True)
+                return
             outcomes.add(Outcome.FAILURE)
             yield from self._requeue_failed(batch)
             again = halving.failed(left := _unanswered(messages))
@@ -81,7 +95,7 @@ class BatchHandling:
             try:
                 self._handling.check_result(result)
             except UsageError as error:
-                self._requeue(_unanswered(messages), error, {"delay": 0})
+                self._requeue(_unanswered(messages), error, 0)
                 raise
         outcomes.update(outcome_of(message) for message in messages if message.answered)
         failed = yield from self._requeue_failed(batch)
@@ -94,11 +108,15 @@ class BatchHandling:
         self, batch: MessageBatch[MessageView]
     ) -> Generator[Callable[[], Any], Any, int]:
         """Requeue the messages for which the handler called `fail`. Return their number."""
-        failed = batch.failed
-        for message, error in failed:
+        count = 0
+        for message, error in batch.failed:
+            if (delay_ms := self._handling.deferral(error)) is not None:
+                self._requeue([message], "", delay_ms, defer=True)
+                continue
             yield from self._report(message, error)
             self._requeue([message], error)
-        return len(failed)
+            count += 1
+        return count
 
     def _report(self, about: Any, error: BaseException) -> Calls:
         try:
@@ -121,22 +139,27 @@ class BatchHandling:
             group[0]._batch.owner._noted()
 
     def _requeue(
-        self, messages: Messages, error: BaseException, how: Requeue | None = None
+        self,
+        messages: Messages,
+        error: Reason,
+        delay_ms: int | None = None,
+        *,
+        defer: bool = False,
     ) -> None:
-        text = as_error(error)
+        """Requeue messages, with the delay that `Handling.again` returns if none is given."""
+        texts = as_error(error), as_traceback(error)
         for delivery, group in by_delivery(messages):
             by_delay: dict[int, list[MessageView]] = {}
             for message in group:
-                again = how or self._handling.again(message)
-                delay_ms = when_again(again.get("delay", 0.0), again.get("backoff", False))
-                by_delay.setdefault(delay_ms, []).append(message)
-            for delay_ms, same in by_delay.items():
+                again_ms = self._handling.again(message) if delay_ms is None else delay_ms
+                by_delay.setdefault(again_ms, []).append(message)
+            for again_ms, same in by_delay.items():
                 try:
                     delivery.check_open()
                     for message in same:
                         message._answered = True
                     indexes = [message._index for message in same]
-                    same[0]._batch.owner._requeue(delivery, indexes, delay_ms, text)
+                    same[0]._batch.owner._requeue(delivery, indexes, again_ms, *texts, defer)
                 except ZsqError as late:
                     log.warning("%d messages failed, but were not answered: %s", len(same), late)
 

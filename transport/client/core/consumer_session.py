@@ -78,6 +78,7 @@ class LeasedBlock:
         "alone",
         "answered",
         "block",
+        "cancelled",
         "closed",
         "epoch",
         "extended",
@@ -116,6 +117,7 @@ class LeasedBlock:
         # The messages whose answer was sent to the channel. They are kept until the whole delivery
         # is answered.
         self.answered: set[int] = set()
+        self.cancelled: set[int] = set()  # what a user has cancelled after it was taken
         self.closed = False  # True when all answers are sent
         self.queued = False  # True while this delivery is in `session.dirty`
 
@@ -319,7 +321,11 @@ class ConsumerSession:
         # True if messages that were finished, and come back after a lost link, are finished again.
         # It is not for a program that takes whole deliveries: it answers for itself.
         self.remembers = False
+        # What the channel has finished because a user cancelled it: token -> offsets. Words about
+        # these messages that were on their way are refused, and that is no loss.
+        self._gone: dict[int, set[int]] = {}
         self.ordered = False  # the channel delivers the messages of a key in order
+        self.buffer_ms = 0  # the channel asks to hold no more than handlers need for this time
         self.finishes = FinishMemory()
         self._covering: Confirm | None = None  # the barrier that is being made
         self.words: deque[Wire] = deque()  # messages to send
@@ -406,6 +412,22 @@ class ConsumerSession:
         """Give back messages that the program has not taken. They use no attempt."""
         self.requeue(delivery, indexes, UNBEGUN)
 
+    def drop(self, delivery: LeasedBlock, indexes: Sequence[int], *, finished: bool) -> None:
+        """Give back messages that have ended and that the program has not taken.
+
+        With `finished`, the channel has finished them, and needs no answer.
+        """
+        fresh = delivery.fresh(indexes)
+        if finished and fresh:
+            gone = self._gone.setdefault(delivery.token, set())
+            gone.update(map(delivery.offset, fresh))
+            if len(self._gone) > WHOLE_MAX:
+                del self._gone[next(iter(self._gone))]
+            self._note(delivery, fresh)
+        elif fresh:
+            self.give_back(delivery, fresh)
+        delivery.answered.update(fresh)  # the program skips them when it comes to them
+
     @property
     def untold(self) -> int:
         """The approximate number of finishes that wait to be sent."""
@@ -430,16 +452,23 @@ class ConsumerSession:
         self.words.append(Fin(request, delivery.token, delivery.ranges(indexes)))
 
     def requeue(
-        self, delivery: LeasedBlock, indexes: Iterable[int], delay_ms: int, error: str = ""
+        self,
+        delivery: LeasedBlock,
+        indexes: Iterable[int],
+        delay_ms: int,
+        error: str = "",
+        traceback: str = "",
+        defer: bool = False,
     ) -> None:
-        """Requeue messages. `delay_ms` may be BACKOFF, DEAD or UNBEGUN."""
+        """Requeue messages, see `Req`. `delay_ms` may be BACKOFF, DEAD or UNBEGUN."""
         self.collect()
         indexes = delivery.fresh(indexes)
         if not self._answerable(delivery):
             self.stale += len(indexes)
         elif indexes:
             self._note(delivery, indexes)
-            self.words.append(Req(0, delivery.token, delivery.ranges(indexes), delay_ms, error))
+            ranges = delivery.ranges(indexes)
+            self.words.append(Req(0, delivery.token, ranges, delay_ms, error, traceback, defer))
 
     def touch(
         self, delivery: LeasedBlock, now_ns: int, indexes: Sequence[int] | None = None
@@ -464,14 +493,21 @@ class ConsumerSession:
         return confirm
 
     def requeue_sync(
-        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str = ""
+        self,
+        delivery: LeasedBlock,
+        indexes: Sequence[int],
+        delay_ms: int,
+        error: str = "",
+        *,
+        defer: bool = False,
     ) -> Confirm:
         """Requeue unanswered messages with a confirmation, see `finish_sync` and `requeue`."""
         confirm = self._request_of(delivery)
         if not confirm.done:
             self._note(delivery, indexes)
             ranges = delivery.ranges(indexes)
-            self.words.append(Req(self._request, delivery.token, ranges, delay_ms, error))
+            request = Req(self._request, delivery.token, ranges, delay_ms, error, "", defer)
+            self.words.append(request)
         return confirm
 
     def touch_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> Confirm:
@@ -575,6 +611,7 @@ class ConsumerSession:
         self.message_timeout_ms = message.message_timeout_ms
         self.heartbeat_ms = heartbeat(message.heartbeat_ms)
         self.ordered = message.ordered
+        self.buffer_ms = message.buffer_ms
         is_backing_off = self.backoff is not None and self.backoff.limit is not None
         if self.ready != self._joined_with or is_backing_off:  # it was changed meanwhile
             self._send_ready()
@@ -612,7 +649,8 @@ class ConsumerSession:
         confirm = self.confirms.pop(message.request, None)
         delivery = self.held.get(message.token)
         every = delivery.block.count if delivery else self._whole.get(message.token, 1)
-        refused = sum(every if first == ALL else count for first, count in message.refused)
+        ranges = self._refused(message)
+        refused = sum(every if first == ALL else count for first, count in ranges)
         self._finished -= refused
         if confirm is None:
             self.stale += refused
@@ -623,7 +661,7 @@ class ConsumerSession:
         self._unconfirmed_by_request = {
             request: count - committed for request, count in self._unconfirmed_by_request.items()
         }
-        if message.refused:
+        if ranges:
             confirm.error = LeaseLost(
                 E_LEASE,
                 (
@@ -631,9 +669,21 @@ class ConsumerSession:
                     "delivered again"
                 ),
             )
-        confirm.refused = message.refused
+        confirm.refused = ranges
         confirm.done = True
         return Reaction.NOTHING
+
+    def _refused(self, message: Answer) -> tuple[Range, ...]:
+        """Return the refused ranges, without messages that the channel has cancelled."""
+        gone = self._gone.get(message.token) if message.refused else None
+        if gone is None:
+            return message.refused
+        return tuple(
+            (offset, 1)
+            for first, count in message.refused
+            for offset in range(first, first + count)
+            if offset not in gone
+        )
 
     def on_failed(self, message: Failed) -> Reaction:
         """Process a failed request. The link itself handles a Failed that answers Sub."""
@@ -665,6 +715,7 @@ class ConsumerSession:
         self.finishes.lost(time.monotonic_ns())
         self.epoch += 1
         self._whole.clear()
+        self._gone.clear()
         self.arrived.clear()
         self.held.clear()
         self.taken.clear()

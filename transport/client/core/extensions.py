@@ -71,6 +71,14 @@ class Extensions:
     def end(self, worker: object) -> None:
         self._works.pop(worker, None)
 
+    def workers_at(self, delivery: LeasedBlock, indexes: Sequence[int]) -> list[object]:
+        """Return who works on these messages of a delivery."""
+        return [
+            worker
+            for worker, work in list(self._works.items())
+            if work.delivery is delivery and work.index in indexes
+        ]
+
     def adopt(self, delivery: LeasedBlock, index: int, now_ns: int) -> bool:
         """Return True if a handler works on this message, which has come back on a new link.
 

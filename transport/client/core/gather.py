@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...block.block import LARGEST, pack
-from ...wire.dead_letter import with_address
+from ...wire.header_flags import with_flags
 from .producer_session import PendingBlock
 
 
@@ -45,5 +45,5 @@ class Gather:
         block = pack(
             self.bodies, keys=self.keys, tags=self.tags, headers=self.headers, limits=LARGEST
         )
-        self.pending.seal(with_address(block, self.headers))
+        self.pending.seal(with_flags(block, self.headers))
         return self.pending

@@ -15,8 +15,14 @@ of `run`:
 - **The handler is cancelled (asyncio):** if `run` was cancelled, `run` returns the message to the
   channel and ends. In every other case it is a failure of the message.
 - **`on_error` raises:** the log gets both errors, and the message is requeued.
+- **The handler raises `zsq.RetryAfter`:** `run` puts the message off, as `Message.defer` does. It
+  is no failure, and `on_error` is not called. A group of exceptions does the same if it has nothing
+  else. A handler that returns a `RetryAfter` made a mistake: `run` requeues the message, and ends
+  with `UsageError`.
+- **`retries` allows no further attempt:** `run` rejects the message with the error. If the last
+  handler ended with its process, `run` rejects the message before the next handler begins.
 - **`requeue_delay` raises**, or returns something that is no delay: the log gets the error, and the
-  message is requeued with the channel's backoff. A delay above an hour counts as an hour. The log
+  message is requeued with the channel's backoff. A delay above 366 days counts as 366 days. The log
   has one warning about that.
 - **The handler returns before its work has run**, because it returns a coroutine, another
   awaitable, a generator, a `map` or `filter`, or a future: `run` requeues the message, and ends
@@ -50,18 +56,21 @@ import functools
 import inspect
 import logging
 import math
+import random
 import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, Final, Literal, get_args
 
 from ...errors import E_BAD_ARGUMENT, UsageError, ZsqError
-from ...wire.protocol import BACKOFF, DEAD, REQUEUE_DELAY_MS_MAX
+from ...retries import Retries
+from ...wire.protocol import BACKOFF, DEAD, DELAY_MS_MAX
 from .consumer_backoff import ConsumerBackoff, Outcome
+from .deferral import RetryAfter, as_seconds, deferral_in, delay_ms_of
 from .extensions import Working
-from .message import Delay, MessageView, as_seconds, when_again
+from .message import MessageView
 
 log = logging.getLogger("zsq")
 
@@ -80,14 +89,8 @@ _RESULTS: Final[tuple[tuple[Callable[[Any], bool], str], ...]] = (
     (lambda result: isinstance(result, Future), "a future"),
     (inspect.isawaitable, "an awaitable"),
 )
-DELAY_S_MAX: Final = REQUEUE_DELAY_MS_MAX // 1000
-
-
-class Requeue(TypedDict, total=False):
-    """Arguments of a message's `requeue`."""
-
-    backoff: bool
-    delay: Delay
+DELAY_S_MAX: Final = DELAY_MS_MAX // 1000
+SPENT: Final = "its last attempt ended without an answer of its handler"
 
 
 def check_callable(what: str, value: Any) -> None:
@@ -148,12 +151,20 @@ class Handling:
         *,
         awaits: bool,
         halves: bool = False,
+        retries: Retries | None = None,
     ) -> None:
         """Check the arguments.
 
         `awaits`: True if `run` awaits the handler. `halves`: True if a batch that fails is handled
         again in halves.
         """
+        if retries is not None:
+            if not isinstance(retries, Retries):
+                text = f"retries must be a zsq.Retries, not {type(retries).__name__}"
+                raise UsageError(E_BAD_ARGUMENT, text)
+            if requeue_delay is not None:
+                text = "give retries or requeue_delay to run, not both"
+                raise UsageError(E_BAD_ARGUMENT, text)
         check_callable("the handler", handler)
         if handler is None:
             raise UsageError(E_BAD_ARGUMENT, "the handler must be callable, not None")
@@ -187,8 +198,9 @@ class Handling:
                 text = f"{name} must be a plain function; a call of this one returns {lazy}"
                 raise UsageError(E_BAD_ARGUMENT, text)
         if requeue_delay is not None and not callable(requeue_delay):
-            when_again(requeue_delay, False)
+            delay_ms_of(requeue_delay)
         self.handler = handler
+        self._retries = retries
         self.halves = halves
         self._delay = requeue_delay
         self._on_error = on_error
@@ -196,6 +208,9 @@ class Handling:
 
     def check_result(self, result: Any) -> None:
         """Raise `UsageError` if the result shows that the work has not run."""
+        if isinstance(result, RetryAfter):
+            text = "the handler returned a RetryAfter; raise it. The message was requeued"
+            raise UsageError(E_BAD_ARGUMENT, text)
         name = next((name for is_kind, name in _RESULTS if is_kind(result)), "")
         if not name:
             return
@@ -224,24 +239,41 @@ class Handling:
         """Log that a callback failed."""
         log.error("%s failed for %s; the message is requeued", name, message, exc_info=error)
 
-    def again(self, message: Any) -> Requeue:
-        """Return the arguments with which `run` requeues a message whose handler failed."""
+    def deferral(self, error: object) -> int | None:
+        """Return the milliseconds for which an error defers its message, or None for a failure."""
+        return deferral_in(error)
+
+    def is_spent(self, message: MessageView) -> bool:
+        """Return True if the policy allows no attempt any more, not even this one.
+
+        The last handler may have ended with its process, so nobody has counted its failure.
+        """
+        return self._retries is not None and self._retries.is_over(message.attempts - 1)
+
+    def again(self, message: Any) -> int:
+        """Return the delay in ms with which `run` requeues a message that failed.
+
+        BACKOFF and DEAD are special, as in `Req`.
+        """
+        if self._retries is not None:
+            if self._retries.is_over(message.attempts):
+                return DEAD
+            return int(self._retries.delay_s(message.attempts, random.random) * 1000)
         if self._delay is None:
-            return {"backoff": True}
+            return BACKOFF
         if not callable(self._delay):
-            return {"delay": self._delay}
+            return delay_ms_of(self._delay)
         try:
             seconds = as_seconds(self._delay(message))
             if seconds > DELAY_S_MAX:
                 self._warn_of(seconds)
-                return {"delay": DELAY_S_MAX}
-            when_again(seconds, False)
+                return DELAY_MS_MAX
+            return delay_ms_of(seconds)
         except BaseException as error:
             if raised_by_signal(error):
                 raise
             self.report_callback("requeue_delay", message, error)
-            return {"backoff": True}
-        return {"delay": seconds}
+            return BACKOFF
 
     def _warn_of(self, seconds: float) -> None:
         if not self._warned:

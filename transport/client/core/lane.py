@@ -12,6 +12,7 @@ from random import SystemRandom
 from typing import Final
 
 from ...block.block import KEY_BYTES_MAX, MESSAGE_BYTES_LARGEST, MESSAGE_BYTES_MAX, Block
+from ...block.block_format import HAS_IDS
 from ...errors import (
     E_BAD_COMMAND,
     E_CLOSED,
@@ -26,6 +27,7 @@ from ...names import PARTS_MAX, base_of, check_name, part_name, part_of
 from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
+from ...wire.dedupe import names_of
 from ...wire.protocol import Failed, Pub, PubDelayed, Spread, Welcome, Wire
 from ...wire.spread import PARTS_ASKED_NS, HasParts, KeyParts, parts_of_keys, why_missing
 from ..link.engine import Engine
@@ -449,13 +451,13 @@ class TopicParts:
         """Send a block to its part, or its pieces to theirs."""
         self.ask(now_ns)
         assert pending.block is not None
-        keys = pending.block.key
+        keys = routes_of(pending.block)
         if keys is None:
             self._next().push(pending, now_ns)
             return
         rows: dict[Lane | None, list[int]] = {}
         of, lanes = self._keys.of, self._lanes
-        for index, key in enumerate(keys.values()):
+        for index, key in enumerate(keys):
             lane = None if key is None else lanes[of(key)]
             rows.setdefault(lane, []).append(index)
         if len(rows) == 1:
@@ -476,5 +478,22 @@ def _is_near(lane: Lane) -> bool:
 
 def _has_key(pending: PendingBlock) -> bool:
     assert pending.block is not None
-    keys = pending.block.key
-    return keys is not None and any(key is not None for key in keys.values())
+    keys = routes_of(pending.block)
+    return keys is not None and any(key is not None for key in keys)
+
+
+def routes_of(block: Block) -> list[bytes | None] | None:
+    """Return what chooses the part of each message: its key, else its id, else nothing.
+
+    A message with an id and no key always goes to the same part, because a part knows only its own
+    ids.
+    """
+    keys = None if block.key is None else block.key.values()
+    if not block.header.flags & HAS_IDS:
+        return keys
+    names = names_of(block)
+    return (
+        names
+        if keys is None
+        else [key if key is not None else name for key, name in zip(keys, names, strict=True)]
+    )

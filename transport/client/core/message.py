@@ -9,10 +9,10 @@ The module also converts the delay and the reason that a user gives with a reque
 from __future__ import annotations
 
 import json
-import numbers
 import time
+import traceback
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from ...block.block import Block
@@ -21,37 +21,21 @@ from ...errors import E_BAD_ARGUMENT, E_NOT_FOUND, NotFound, UsageError
 from ...names import PART_SHIFT
 from ...wire.codec import HeaderValue, user_headers
 from ...wire.dead_letter import addressee
-from ...wire.protocol import BACKOFF, DEAD, ERROR_TEXT_MAX, REQUEUE_DELAY_MS_MAX
+from ...wire.protocol import BACKOFF, DEAD, ERROR_TEXT_MAX, TRACEBACK_TEXT_MAX
 from .consumer_session import EVERY, LeasedBlock
+from .deferral import Delay, as_seconds, deferral_ms, delay_ms_of
 
 Reason = str | BaseException
-Delay = float | timedelta
-
-
-def as_seconds(delay: Any) -> float:
-    """Return a delay in seconds. Raises `UsageError` if it is neither a number nor a timedelta."""
-    if isinstance(delay, timedelta):
-        return delay.total_seconds()
-    if isinstance(delay, bool) or not isinstance(delay, numbers.Real):
-        raise UsageError(
-            E_BAD_ARGUMENT, f"a delay must be a number of seconds or a timedelta, not {delay!r:.60}"
-        )
-    return float(delay)
+_FRAMES_MAX: Final = 20
 
 
 def when_again(delay: Delay, backoff: bool) -> int:
-    """Return a requeue's delay in milliseconds, or BACKOFF. The longest delay is one hour."""
-    delay = as_seconds(delay)
-    if backoff:
-        if delay:
-            raise UsageError(E_BAD_ARGUMENT, "give a delay or backoff=True to requeue, not both")
-        return BACKOFF
-    if not 0 <= delay * 1000 <= REQUEUE_DELAY_MS_MAX:
-        raise UsageError(
-            E_BAD_ARGUMENT,
-            f"the delay of a requeue must be 0 to {REQUEUE_DELAY_MS_MAX // 1000} s, not {delay} s",
-        )
-    return int(delay * 1000)
+    """Return a requeue's delay in milliseconds, or BACKOFF."""
+    if not backoff:
+        return delay_ms_of(delay)
+    if as_seconds(delay):
+        raise UsageError(E_BAD_ARGUMENT, "give a delay or backoff=True to requeue, not both")
+    return BACKOFF
 
 
 def as_error(error: Reason) -> str:
@@ -73,6 +57,22 @@ def as_error(error: Reason) -> str:
         error = error[: ERROR_TEXT_MAX - 3] + "..."
     # Lone surrogates, as in file names, cannot be sent.
     return error.encode(errors="backslashreplace").decode()[:ERROR_TEXT_MAX]
+
+
+def as_traceback(error: Reason) -> str:
+    """Return the traceback of an exception as text that can be sent, or "".
+
+    It has the lines of the source, and no values of variables. The oldest frames are left out
+    first.
+    """
+    if not isinstance(error, BaseException) or error.__traceback__ is None:
+        return ""
+    try:
+        text = "".join(traceback.format_exception(error, limit=-_FRAMES_MAX))
+    except Exception:  # its own methods may fail, as in `as_error`
+        return ""
+    text = text.rstrip().encode(errors="backslashreplace").decode()
+    return text if len(text) <= TRACEBACK_TEXT_MAX else "..." + text[3 - TRACEBACK_TEXT_MAX :]
 
 
 ID_DIGITS: Final = 16
@@ -337,7 +337,7 @@ class MessageView:
 
     @property
     def answered(self) -> bool:
-        """True if this object has finished, requeued, or rejected the message."""
+        """True if this object has finished, requeued, deferred, or rejected the message."""
         return self._answered
 
     @property
@@ -355,23 +355,33 @@ class MessageView:
             and not delivery.expired(self._index, time.monotonic_ns())
         )
 
+    @property
+    def cancelled(self) -> bool:
+        """True if a user has cancelled the message since the program got it.
+
+        It is not delivered again, whatever the answer is. See "Cancelling messages" in
+        lifetimes.md.
+        """
+        return self._index in self._batch.delivery.cancelled
+
     def _answer(self) -> None:
         if self._answered:
             raise UsageError(
                 E_BAD_ARGUMENT,
                 (
-                    f"message {self.offset} is already answered; finish, requeue or reject a "
-                    "message only once"
+                    f"message {self.offset} is already answered; finish, requeue, defer or "
+                    "reject a message only once"
                 ),
             )
         self._batch.delivery.check_open()
         self._answered = True
 
-    def _give_back(self, delay_ms: int, error: Reason) -> None:
-        text = as_error(error)
+    def _give_back(self, delay_ms: int, error: Reason = "", *, defer: bool = False) -> None:
+        texts = as_error(error), as_traceback(error)
         self._answer()
         self._delay_ms = delay_ms
-        self._batch.owner._requeue(self._batch.delivery, (self._index,), delay_ms, text)
+        owner, delivery = self._batch.owner, self._batch.delivery
+        owner._requeue(delivery, (self._index,), delay_ms, *texts, defer)
 
     def __repr__(self) -> str:
         return (
@@ -381,7 +391,7 @@ class MessageView:
 
 
 class Message(MessageView):
-    """One message. Answer it once: with `finish`, `requeue`, or `reject`."""
+    """One message. Answer it once: with `finish`, `requeue`, `defer`, or `reject`."""
 
     __slots__ = ()
 
@@ -406,12 +416,21 @@ class Message(MessageView):
     def requeue(self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
         """Deliver the message again, to any consumer.
 
-        `delay`: seconds or a timedelta, at most an hour. With `backoff`, the channel's settings
+        `delay`: seconds or a timedelta, at most 366 days. With `backoff`, the channel's settings
         decide the delay. `error`: the reason, a text or an exception, at most 512 characters. If
         this was the last attempt that the channel's `max_attempts` allows, the message goes to the
-        dead letters at once instead, and the dead letter contains the error.
+        dead letters at once instead, and the dead letter contains the error and its traceback.
         """
         self._give_back(when_again(delay, backoff), error)
+
+    def defer(self, delay: Delay = 0.0, *, until: datetime | None = None) -> None:
+        """Put the message off: it comes again after `delay` or at `until`, to any consumer.
+
+        This uses no attempt and is no failure. `delay`: seconds or a timedelta, at most 366 days.
+        `until`: a datetime (local time if it has no zone). Without both, the message goes back to
+        the channel at once.
+        """
+        self._give_back(deferral_ms(delay, until), defer=True)
 
     def reject(self, error: Reason = "") -> None:
         """Send the message to the dead letters now, even if it has attempts left.
@@ -480,10 +499,11 @@ class BatchView(Generic[_MessageT]):
         make = self.message
         return [make(self, index, body) for index, body in enumerate(self.bodies)]
 
-    def _give_back(self, delay_ms: int, error: Reason) -> None:
-        text = as_error(error)
+    def _give_back(self, delay_ms: int, error: Reason = "", *, defer: bool = False) -> None:
+        texts = as_error(error), as_traceback(error)
         self.delivery.check_open()
-        self.owner._requeue(self.delivery, self.delivery.unanswered(), delay_ms, text)
+        unanswered = self.delivery.unanswered()
+        self.owner._requeue(self.delivery, unanswered, delay_ms, *texts, defer)
 
     def __repr__(self) -> str:
         return (
@@ -515,6 +535,10 @@ class Batch(BatchView[Message]):
     def requeue(self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
         """Requeue all messages that are not answered. See `Message.requeue`."""
         self._give_back(when_again(delay, backoff), error)
+
+    def defer(self, delay: Delay = 0.0, *, until: datetime | None = None) -> None:
+        """Put off all messages that are not answered. See `Message.defer`."""
+        self._give_back(deferral_ms(delay, until), defer=True)
 
     def reject(self, error: Reason = "") -> None:
         """Send all messages that are not answered to the dead letters now. See `Message.reject`."""

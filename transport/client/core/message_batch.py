@@ -17,7 +17,8 @@ from ...settings import check_type
 from ...units import NS_PER_S
 from ...wire.protocol import READY_MAX
 from ..link.timeouts import FAR_NS
-from .message import MessageView, Reason, as_error, as_seconds
+from .deferral import as_seconds
+from .message import MessageView, Reason, as_error
 
 _MessageT = TypeVar("_MessageT", bound=MessageView)
 

@@ -15,7 +15,7 @@ from ...block.block import (
     pack,
 )
 from ...errors import E_BAD_ARGUMENT, E_TOO_BIG, UsageError
-from ...wire.dead_letter import with_address
+from ...wire.header_flags import with_flags
 from .publish_arguments import Attributes, Text, as_body, as_headers, as_tag, as_text, too_big
 
 BATCH_BYTES_MAX: Final = 5 * 1024 * 1024  # the approximate limit for the bodies in one block
@@ -131,9 +131,8 @@ def packed(
     """
     times = None if time_ns is None else [time_ns] * len(bodies)
     limits = Limits(size_max)
-    return with_address(
-        pack(bodies, keys=keys, tags=tags, headers=headers, times=times, limits=limits), headers
-    )
+    block = pack(bodies, keys=keys, tags=tags, headers=headers, times=times, limits=limits)
+    return with_flags(block, headers)
 
 
 def _spans(bodies: Sequence[bytes], columns: Mapping[str, Column]) -> Iterator[tuple[int, int]]:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...block.block import LARGEST, Block, pack
-from ...wire.dead_letter import with_address
+from ...block.block import Block, pick
+from ...wire.header_flags import with_flags
 
 
 def rows_of(block: Block, indexes: Sequence[int]) -> Block:
-    """Return a block with only these messages of another one."""
-    bodies = [block.body.value(index) or b"" for index in indexes]
-    keys, tags, headers = (
-        None if column is None else [column.value(index) for index in indexes]
-        for column in (block.key, block.tag, block.headers)
-    )
-    times = block.times
-    row_times = None if times is None else [times[index] for index in indexes]
-    piece = pack(bodies, keys=keys, tags=tags, headers=headers, times=row_times, limits=LARGEST)
-    return with_address(piece, headers)
+    """Return a block with only these messages of another one, and with the flags that they need."""
+    piece = pick(block, indexes)
+    headers = None if piece.headers is None else piece.headers.values()
+    plain = Block(piece.header._replace(flags=0), piece.payload, piece.columns)
+    return with_flags(plain, headers)
 
 
 def halves(count: int) -> tuple[range, range]:

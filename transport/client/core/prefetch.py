@@ -62,11 +62,12 @@ class Window:
         one_s = max(seconds / messages, 1e-9)
         self._message_s = max(one_s, self._message_s * _KEPT + one_s * (1 - _KEPT))
 
-    def credit(self, in_hand: int, lease_s: float) -> int:
+    def credit(self, in_hand: int, lease_s: float, buffer_s: float = 0.0) -> int:
         """Return how many messages to ask for.
 
         `in_hand` is how many messages the program has taken and not answered. They take nothing
-        away from the window.
+        away from the window. `buffer_s` is the time that a channel asks for instead of BUFFER_S, or
+        0: a fair one asks for less, because what a consumer holds goes before a new key.
         """
         if self.fixed is not None:
             return self.fixed
@@ -76,7 +77,7 @@ class Window:
         if self._takes_batches:
             ahead = READY_MOST
         elif self._message_s:
-            buffer_s = min(BUFFER_S, lease_s / LEASE_SHARE)
+            buffer_s = min(buffer_s or BUFFER_S, lease_s / LEASE_SHARE)
             ahead = int(min(buffer_s * self._width / self._message_s, READY_MOST))
         most = min(max(READY_MOST, self._width), READY_MAX)
         return min(most, max(self._width, in_hand) + ahead)

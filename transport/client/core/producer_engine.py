@@ -14,6 +14,7 @@ from ...block.block import BLOCK_COUNT_MAX, MESSAGE_BYTES_LARGEST, MESSAGE_BYTES
 from ...errors import E_TIMEOUT, BrokerUnreachable, ZsqError, advice, from_wire
 from ...wire.address import Address
 from ...wire.addresses import Addresses
+from ...wire.dedupe import id_of
 from ...wire.spread import HasParts
 from ..link.engine import Steps
 from ..link.timeouts import deadline_of, format_timeout
@@ -27,6 +28,12 @@ from .publish_arguments import Attributes, Text, too_big
 QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024
 FAREWELL_MS: Final = 1_000  # how long a closed producer may still send its last messages
 REASONS_MAX: Final = 3  # the most reasons that an error of `flush` names
+
+
+def _route(attributes: Attributes) -> bytes | None:
+    """Return what chooses the part of a message, see `routes_of`."""
+    key, _, headers = attributes
+    return key if key is not None else id_of(headers)
 
 
 def flat(pending_blocks: Iterable[PendingBlock]) -> list[PendingBlock]:
@@ -67,7 +74,7 @@ class ProducerEngine(Lanes):
         lane = self.lanes.get(topic) or self.lane(topic)
         if lane.parts is not None:
             lane.parts.ask(time.monotonic_ns())
-            lane = lane.parts.lane_of(None if attributes is None else attributes[0])
+            lane = lane.parts.lane_of(None if attributes is None else _route(attributes))
         if len(body) > lane.size_max:
             raise too_big(len(body), lane.size_max)
         gather = lane.gather
@@ -131,6 +138,7 @@ class ProducerEngine(Lanes):
         headers: Any = None,
         key: Text = None,
         tag: Text = None,
+        has_ids: bool = False,
     ) -> Steps[tuple[PendingBlock, ...]]:
         """Pack messages and queue them, see `pack_many` and `push`.
 
@@ -146,6 +154,7 @@ class ProducerEngine(Lanes):
         parts = None if lane is None else lane.parts
         if (
             parts is None
+            or has_ids  # a message without a key goes to the part of its id, see `TopicParts.push`
             or not isinstance(keys, list | tuple)
             or not isinstance(bodies, list | tuple)
         ):
@@ -164,16 +173,24 @@ class ProducerEngine(Lanes):
                 for name, value in columns.items()
             }
 
-        blocks = [
-            pack_many([bodies[row] for row in rows], **picked(rows))
-            for rows in parts.sorted_rows(keys)
-        ]
-        return self.push(topic, chain.from_iterable(blocks), delay_ms, timeout)
+        sorted_rows = parts.sorted_rows(keys)
+        blocks = [pack_many([bodies[row] for row in rows], **picked(rows)) for rows in sorted_rows]
+        order = [*chain.from_iterable(sorted_rows)]
+        return self.push(topic, chain.from_iterable(blocks), delay_ms, timeout, order)
 
     def push(
-        self, topic: str, blocks: Iterable[Block], delay_ms: int, timeout: float | None
+        self,
+        topic: str,
+        blocks: Iterable[Block],
+        delay_ms: int,
+        timeout: float | None,
+        order: Sequence[int] = (),
     ) -> Steps[tuple[PendingBlock, ...]]:
-        """Queue blocks to be sent. Wait while the queue has no room."""
+        """Queue blocks to be sent. Wait while the queue has no room.
+
+        `order`: the indexes of the messages in the publish, if they were sorted.
+        """
+        first = 0
         lane = self.lane(topic)
         if lane.gather is not None:
             lane.seal(time.monotonic_ns())  # messages that were published earlier are sent first
@@ -184,6 +201,8 @@ class ProducerEngine(Lanes):
             if self.fullest(lane).session.queue_bytes > QUEUE_BYTES_MAX:
                 yield from self.make_room(self.fullest(lane, block), timeout)
             pending_blocks.append(PendingBlock(block, delay_ms))
+            pending_blocks[-1].order = order[first : first + block.count]
+            first += block.count
             lane.push(pending_blocks[-1], time.monotonic_ns())
         return tuple(pending_blocks)
 

@@ -23,6 +23,10 @@ sends these instead of it, until each message that is wrong is alone. Only those
 are *suspects*: each is sent when nothing else is unanswered, and nothing is sent after it. So a
 refusal frees its sequence, and the link stays.
 
+A block whose messages were all stored before, by their ids (`wire/dedupe.py`), leaves no trace in
+the topic's log. After a restart, the topic expects its sequence again. That looks like a lost
+block, but nothing is lost, so the session takes a new producer id without counting it.
+
 Rejected: new numbers under the old id on a new link. An old copy that is still in the old link's
 pipe has the same sequence as another block now. The topic could store the old copy instead of that
 block. One message would be stored twice, and another one lost.
@@ -54,6 +58,7 @@ from ...wire.protocol import (
     PROTOCOL_VERSION,
     WINDOW_BLOCKS_MAX,
     Delayed,
+    Duplicates,
     Hello,
     Stored,
     Unstored,
@@ -153,10 +158,12 @@ class PendingBlock:
         "count",
         "delay_ms",
         "done",
+        "duplicates",
         "error",
         "first_offset",
         "key",
         "length",
+        "order",
         "part",
         "pieces",
         "raised",
@@ -190,6 +197,10 @@ class PendingBlock:
         self.first_offset = UNKNOWN_OFFSET
         self.error: ZsqError | None = None
         self.raised = False  # True when the error was reported
+        # The indexes of its messages in the publish, if they were sorted by part.
+        self.order: Sequence[int] = ()
+        # Index -> offset of the messages that were not stored, because their ids are known.
+        self.duplicates: dict[int, int] = {}
 
     def seal(self, block: Block) -> None:
         """Set the packed block, for messages that were gathered one by one."""
@@ -251,6 +262,21 @@ class PendingBlock:
         if self.whole is not None:
             self.whole.piece_settled()
 
+    def offset_of(self, index: int) -> int:
+        """Return the offset of this message, or of the earlier one with its id, or -1."""
+        if not self.duplicates:
+            return self.first_offset + index if self.first_offset >= 0 else UNKNOWN_OFFSET
+        if index in self.duplicates:
+            return self.duplicates[index]
+        if self.first_offset < 0:
+            return UNKNOWN_OFFSET
+        return self.first_offset + index - sum(other < index for other in self.duplicates)
+
+    @property
+    def stored_count(self) -> int:
+        """The number of its messages that were stored, if there is no error."""
+        return self.count - len(self.duplicates)
+
     def piece_settled(self) -> None:
         """Settle this block if all of its pieces are settled, with the first error."""
         if all(piece.done for piece in self.pieces):
@@ -285,6 +311,8 @@ class ProducerSession:
         self.forgotten = 0  # how often the topic no longer had blocks that it had confirmed
         self.refused: list[PendingBlock] = []  # failed blocks that the lane has not processed yet
         self._cut = -1  # the refused sequence while the session settles, else -1
+        # The first of the last answered blocks of which nothing was stored, or -1.
+        self._traceless = -1
 
     # Outgoing messages
 
@@ -345,6 +373,8 @@ class ProducerSession:
             return self.on_unstored(message)
         if type(message) is Delayed:
             return self.on_delayed(message)
+        if type(message) is Duplicates:
+            return self.on_duplicates(message)
         if type(message) is Welcome:
             return self.on_welcome(message)
         raise UsageError(E_BAD_COMMAND, f"a producer does not accept {type(message).__name__}")
@@ -357,7 +387,8 @@ class ProducerSession:
             # The topic has lost blocks that it had confirmed as stored (by a power cut in sync mode
             # `interval` or `never`), or the producer's row has expired. It cannot store the
             # unanswered blocks under the old id, because it accepts only the next sequence.
-            self.forgotten += 1
+            if not 0 <= self._traceless <= message.expected:
+                self.forgotten += 1
             return self._step(_E.FORGOTTEN)
         if message.expected > self.next_sequence:
             # Another producer uses this id. Wait for the answers to the blocks that were sent, then
@@ -378,7 +409,27 @@ class ProducerSession:
             pending = self.window.pop(sequence, None)
             if pending is not None:
                 self.window_bytes -= pending.length
+                self._traceless = -1
                 pending.settle(first_offset)
+        return self._settle()
+
+    def on_duplicates(self, message: Duplicates) -> Reaction:
+        """Note that a block is durable, and which of its messages were stored before."""
+        check_rows(message.duplicates, 2, "duplicates")
+        self._step(_E.STORED)
+        self._found_room()
+        pending = self.window.pop(message.sequence, None)
+        if pending is not None:
+            self.window_bytes -= pending.length
+            pending.duplicates = {
+                index: offset for index, offset in message.duplicates if index < pending.count
+            }
+            if pending.stored_count:
+                self._traceless = -1
+            elif self._traceless < 0:
+                self._traceless = message.sequence
+            pending.key = (message.due_ns, message.serial) if message.serial >= 0 else None
+            pending.settle(message.first_offset)
         return self._settle()
 
     def on_delayed(self, message: Delayed) -> Reaction:
@@ -391,6 +442,7 @@ class ProducerSession:
         pending = self.window.pop(message.sequence, None)
         if pending is not None:
             self.window_bytes -= pending.length
+            self._traceless = -1
             pending.key = (message.due_ns, message.serial) if message.serial >= 0 else None
             pending.settle(UNKNOWN_OFFSET)
         return self._settle()
@@ -540,6 +592,6 @@ class ProducerSession:
     def _renumber(self) -> None:
         self.producer_id = next(self._ids)
         self.next_sequence = 0
-        self._cut = -1
+        self._cut = self._traceless = -1
         for pending in self.queue:
             pending.sequence = -1

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...block.block import HEADERS_BYTES_MAX, KEY_BYTES_MAX, MESSAGE_BYTES_LARGEST, TAG_BYTES_MAX
 from ...errors import E_BAD_ARGUMENT, E_TOO_BIG, UsageError
 from ...settings import TAG_SEPARATOR
 from ...wire.codec import HeaderValue, pack_headers
+from ...wire.lifetime import EXPIRES_MS_MAX, lifetime_headers
 from ...wire.protocol import DELAY_MS_MAX
-from .message import Delay, as_seconds
+from .deferral import Delay, as_seconds
 
 Text = bytes | str | None
 Attributes = tuple[bytes | None, bytes | None, bytes | None]
@@ -38,6 +39,43 @@ def as_delay_ms(delay: Delay | None) -> int:
             ),
         )
     return math.ceil(delay * 1000)
+
+
+def lifetime_of(
+    expires_in: Delay | None, delay_ms: int, revoke_key: str | None
+) -> dict[str, HeaderValue]:
+    """Return the headers for the lifetime and the revoke key of a publish. Check both."""
+    expires_ms = None
+    if expires_in is not None:
+        seconds = as_seconds(expires_in)
+        # Zero is refused: a deadline that has just passed must not mean "never".
+        if not 0 < seconds * 1000 <= EXPIRES_MS_MAX:
+            text = (
+                f"expires_in must be above 0 and at most {EXPIRES_MS_MAX // 86_400_000} days, "
+                f"not {seconds} s"
+            )
+            raise UsageError(E_BAD_ARGUMENT, text)
+        expires_ms = math.ceil(seconds * 1000)
+        if expires_ms <= delay_ms:
+            text = f"it would expire before it is due: expires_in is {seconds} s"
+            raise UsageError(E_BAD_ARGUMENT, f"{text}, and the delay {delay_ms / 1000:g} s")
+    return lifetime_headers(expires_ms, delay_ms, revoke_key)
+
+
+def with_headers(
+    headers: Mapping[str, HeaderValue] | None, more: Mapping[str, HeaderValue]
+) -> Mapping[str, HeaderValue] | None:
+    """Return the headers of a message and these. The checks of `as_headers` follow later."""
+    if not more:
+        return headers
+    return {**headers, **more} if isinstance(headers, Mapping) else headers or more
+
+
+def with_headers_of_each(headers: Any, more: Mapping[str, HeaderValue]) -> Any:
+    """Return the headers of a `publish_many` (one mapping, or one for each message) and these."""
+    if more and isinstance(headers, Sequence) and not isinstance(headers, str | bytes):
+        return [with_headers(one, more) for one in headers]
+    return with_headers(headers, more)
 
 
 def as_body(body: Any) -> bytes:
@@ -93,7 +131,15 @@ def as_tag(value: Any) -> bytes | None:
     return tag
 
 
-def as_headers(headers: Mapping[str, HeaderValue] | None) -> bytes | None:
+class PackedHeaders(bytes):
+    """Headers that are packed and checked."""
+
+    __slots__ = ()
+
+
+def as_headers(headers: Mapping[str, HeaderValue] | PackedHeaders | None) -> bytes | None:
+    if type(headers) is PackedHeaders:
+        return headers
     if not headers:
         return None
     if not isinstance(headers, Mapping):

@@ -20,6 +20,9 @@ from ...wire.codec import HeaderValue
 
 CHANNEL: Final = "redrive"
 POLL_S: Final = 0.5  # if nothing arrives for so long, no more letters are expected
+# A run with a rate may last for hours, and holds what it has received. A run that is killed loses
+# its leases at once.
+HOLD_S: Final = 86_400.0
 READY: Final = 1_000  # the ready count, and the largest number of messages in one publish
 # The most routes of one run. The limit is necessary because each forged letter may name a new
 # route.
@@ -43,6 +46,31 @@ BEHIND: Final = (
     "they wait behind {:,} that are not sent; correct what stops those, or pass over them: zsq "
     f"seek DEAD_TOPIC {CHANNEL} OFFSET"
 )
+
+
+class Pace:
+    """The pace of a redrive. Without a rate, it does not wait. The caller knows the time.
+
+    A slow redrive protects consumers that have just been repaired.
+    """
+
+    def __init__(self, rate: float | None, now_s: float) -> None:
+        """`rate`: letters a second."""
+        self._rate = rate
+        self._next_s = now_s
+
+    @property
+    def size(self) -> int:
+        """The largest number of letters to send at a time: those of a second."""
+        return READY if self._rate is None else min(READY, max(1, int(self._rate)))
+
+    def wait_s(self, sent: int, now_s: float) -> float:
+        """Note that letters were sent. Return the seconds until the next ones may be sent."""
+        if self._rate is None:
+            return 0.0
+        # Time in which nothing was sent is not made up for.
+        self._next_s = max(self._next_s, now_s) + sent / self._rate
+        return self._next_s - now_s
 
 
 class ChannelName(NamedTuple):

@@ -32,7 +32,7 @@ from ...system import EventSet
 from ...wire.address import Address, Target
 from ...wire.addresses import Addresses, Rotation
 from ...wire.codec import encode
-from ...wire.protocol import MESSAGE_TIMEOUT_MS, Bye
+from ...wire.protocol import MESSAGE_TIMEOUT_MS, Bye, Cancelled
 from ..link.connection import LinkConnection
 from ..link.engine import Steps
 from ..link.link import AGAIN, Link
@@ -42,6 +42,7 @@ from .confirm import Confirm
 from .consumer_backoff import BackoffState, ConsumerBackoff, Outcome
 from .consumer_session import EVERY, ConsumerSession, ConsumerState, LeasedBlock
 from .extensions import Extensions
+from .held_endings import cancelled_in
 from .prefetch import Prefetch, Window
 from .topic_choice import TOPICS_MAX, TopicChoice, topic_choice
 from .topic_credit import READY_IDLE, divide
@@ -110,6 +111,8 @@ class ConsumerEngine(LegHost):
         self.on_void: Callable[[], object] = self._void
         # A function that is called when all leases of one topic or part are void.
         self.on_part_void: Callable[[ConsumerSession], object] = lambda session: None
+        # A function that gets the workers of `run` whose messages were cancelled.
+        self.on_cancelled: Callable[[Sequence[object]], object] = lambda workers: None
         self.ready = session.ready  # how many messages may be unanswered, in all topics
         self.choice = topic if isinstance(topic, TopicChoice) else topic_choice(topic)
         self.channel = check_name(channel, "channel")
@@ -459,6 +462,37 @@ class ConsumerEngine(LegHost):
         for leg in list(self.legs):
             self.give_back(leg, leg.session.unanswered)
 
+    # Messages that have ended
+
+    def cancelled(self, leg: Leg, message: Cancelled) -> None:
+        self.prefetch.note_taken()
+        for delivery in list(leg.session.held.values()):
+            indexes = [*delivery.fresh(cancelled_in(delivery, message))]
+            finished = bool(message.ranges)
+            taken = [index for index in indexes if index < delivery.taken]
+            if taken:
+                delivery.cancelled.update(taken)
+                if finished:
+                    leg.session.drop(delivery, taken, finished=True)
+                self.on_cancelled(self.extensions.workers_at(delivery, taken))
+            self._drop(leg, delivery, [i for i in indexes if i >= delivery.taken], finished)
+        leg.tell(time.monotonic_ns())
+
+    def _drop(
+        self, leg: Leg, delivery: LeasedBlock, indexes: Sequence[int], finished: bool = False
+    ) -> None:
+        """Drop these messages, which the program has not taken.
+
+        A delivery of which the program has taken nothing is given back as a whole: a program that
+        takes whole deliveries would get all of its messages.
+        """
+        if not indexes:
+            return
+        leg.session.drop(delivery, indexes, finished=finished)
+        if delivery in leg.session.arrived:
+            leg.session.arrived.remove(delivery)
+            leg.session.give_back(delivery, range(delivery.block.count))
+
     def _credit(self) -> int:
         """Return how many messages the handlers need now."""
         sessions = [leg.session for leg in self.legs]
@@ -467,7 +501,8 @@ class ConsumerEngine(LegHost):
         )
         in_hand = sum(session.unanswered for session in sessions) - waiting
         lease_ms = sessions[0].message_timeout_ms if sessions else MESSAGE_TIMEOUT_MS
-        return self.window.credit(in_hand, lease_ms / 1000)
+        buffers_ms = [session.buffer_ms for session in sessions if session.buffer_ms]
+        return self.window.credit(in_hand, lease_ms / 1000, min(buffers_ms, default=0) / 1000)
 
     def _adapt(self) -> None:
         """Ask for as many messages as the handlers need now."""
@@ -807,9 +842,15 @@ class ConsumerEngine(LegHost):
             topic.filled_ns = now_ns
 
     def requeue(
-        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
+        self,
+        delivery: LeasedBlock,
+        indexes: Sequence[int],
+        delay_ms: int,
+        error: str,
+        traceback: str,
+        defer: bool,
     ) -> None:
-        delivery.session.requeue(delivery, indexes, delay_ms, error)
+        delivery.session.requeue(delivery, indexes, delay_ms, error, traceback, defer)
         self._tell_leg_of(delivery, time.monotonic_ns())
 
     def touch(self, delivery: LeasedBlock) -> None:

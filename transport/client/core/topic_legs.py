@@ -17,6 +17,7 @@ from typing import Final
 
 from ...block.block import Block
 from ...errors import (
+    E_BAD_COMMAND,
     E_BUCKET,
     E_CLOSED,
     E_DISK_FULL,
@@ -27,6 +28,7 @@ from ...errors import (
     E_TIMEOUT,
     E_TOPIC_FAILED,
     E_TOPIC_FULL,
+    UsageError,
     ZsqError,
 )
 from ...names import base_of, part_name, part_of
@@ -34,7 +36,8 @@ from ...settings import CHANNEL
 from ...wire.address import Target
 from ...wire.addresses import Rotation
 from ...wire.codec import encode
-from ...wire.protocol import Recall, Spread, Wire
+from ...wire.protocol import Cancelled, Recall, Spread, Wire
+from ...wire.rows import check_rows
 from ...wire.spread import PARTS_ASKED_NS, HasParts
 from ..link.engine import Engine
 from ..link.link import AGAIN, Link
@@ -99,6 +102,10 @@ class LegHost(Engine):
     @abstractmethod
     def give_back(self, leg: Leg, count: int) -> None:
         """Give back up to `count` messages of this leg that the program has not taken."""
+
+    @abstractmethod
+    def cancelled(self, leg: Leg, message: Cancelled) -> None:
+        """Drop the cancelled messages of this leg that nobody has begun, and mark the others."""
 
     @abstractmethod
     def lost_link(self, leg: Leg, *, is_topic: bool) -> None:
@@ -199,6 +206,12 @@ class Leg:
         if type(message) is Recall:
             if self.host.limit != 0:  # with 0, nothing is held but a probe that was just taken
                 self.host.give_back(self, message.count)
+            return Reaction.NOTHING
+        if type(message) is Cancelled:
+            check_rows(message.ranges, 2, "cancelled ranges")
+            if not all(type(key) is str for key in message.keys):
+                raise UsageError(E_BAD_COMMAND, "revoke keys must be texts")
+            self.host.cancelled(self, message)
             return Reaction.NOTHING
         before = self.session.unanswered
         reaction = self.session.on_word(message, blocks, now_ns)

@@ -17,13 +17,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .....transport.client.asyncio.aio import Admin
+from .....transport.client.blocking.producer import Published
 from .....transport.errors import from_wire
+from .....transport.wire.dedupe import ID_BYTES_MAX, pack_id
 from ...shared.gatherer import Gatherer
 from ..web.body import Parameters, announced, counted, lines, share_of
 from ..web.places import Limiters
-from ..web.responses import api_error, text
+from ..web.responses import answer, api_error, text
 
 LANES_MAX: Final = 512
+IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 END_S: Final = 35.0  # the time limit for ending a publisher; a publish has a shorter one
 
 
@@ -42,18 +45,28 @@ class GatheredPublisher:
         self._retired: set[Gatherer] = set()
         self._ends: set[asyncio.Task[None]] = set()
 
-    async def publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int) -> None:
-        """Publish at least one message. Return when all are durable. Raises `ZsqError`."""
+    async def publish(
+        self, topic: str, bodies: Sequence[bytes], defer_ms: int, ids: Sequence[bytes] = ()
+    ) -> list[Published]:
+        """Publish at least one message. Return when all are durable. Raises `ZsqError`.
+
+        With `ids` of the messages, return where each of them is, and which are duplicates.
+        """
+        places: dict[int, list[Published]] = {}
         answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def answer(why: str) -> None:
             if not answered.done():  # if the request has ended, nothing waits for the answer
                 answered.set_result(why)
 
-        self._for(topic).publish(topic, bodies, defer_ms, answer)
+        headers = [*map(pack_id, ids)]
+        self._for(topic).publish(
+            topic, bodies, defer_ms, answer, headers, places.__setitem__ if ids else None
+        )
         if why := await answered:
             code, _, text = why.partition(" ")
             raise from_wire(code, text)
+        return [one for at in sorted(places) for one in places[at]]
 
     def _for(self, topic: str) -> Gatherer:
         if self._gatherer is None or (
@@ -109,10 +122,11 @@ class PublishHandlers:
                 raise api_error("MSG_EMPTY")
             parameters = Parameters(request.scope["query_string"])
             topic = parameters.topic()
-            await self._publisher.publish(
-                topic, [body], parameters.defer_ms(limits.max_req_timeout_ms)
+            ids = ids_of(request, 1, many=False)
+            places = await self._publisher.publish(
+                topic, [body], parameters.defer_ms(limits.max_req_timeout_ms), ids
             )
-        return text("OK")
+        return placed(places) if ids else text("OK")
 
     async def mpub(self, request: Request) -> Response:
         limits = self._limits
@@ -129,8 +143,35 @@ class PublishHandlers:
                 bodies = lines(body, limits.max_msg_size)
             share.take(len(body))  # counted again, because the messages are a copy of the body
             del body
+            ids = ids_of(request, len(bodies), many=True)
+            places: list[Published] = []
             if bodies:
-                await self._publisher.publish(topic, bodies, 0)
+                places = await self._publisher.publish(topic, bodies, 0, ids)
             else:
                 await self._broker.create_topic(topic)  # nsqd creates the topic too
-        return text("OK")
+        return placed(places) if ids else text("OK")
+
+
+def ids_of(request: Request, count: int, *, many: bool) -> list[bytes]:
+    """Return the ids of the messages of a request with the header Idempotency-Key, or [].
+
+    The message of /pub has the key as its id. Message i of /mpub has KEY/i. So a client that
+    repeats the whole request after a lost answer stores nothing twice.
+    """
+    key = request.headers.get(IDEMPOTENCY_HEADER)
+    if key is None:
+        return []
+    ids = [f"{key}/{index}" if many else key for index in range(count)]
+    if not key or len(max(ids, key=len, default="").encode()) > ID_BYTES_MAX:
+        raise api_error("INVALID_IDEMPOTENCY_KEY")
+    return [one.encode() for one in ids]
+
+
+def placed(places: Sequence[Published]) -> Response:
+    """Return the answer to a request with ids: the first offset, and what was not stored again."""
+    duplicates = [index for index, one in enumerate(places) if one.duplicate]
+    return answer({
+        "offset": places[0].offset,
+        "duplicate": len(duplicates) == len(places),
+        "duplicates": duplicates,
+    })  # fmt: skip

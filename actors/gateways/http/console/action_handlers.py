@@ -20,6 +20,7 @@ from starlette.responses import Response
 from .....transport.client.asyncio.aio import Admin, Producer, Reader
 from .....transport.client.blocking.producer import ReceiptView
 from .....transport.client.core.asking import Place
+from .....transport.client.core.letter_groups import LetterConditions
 from .....transport.client.core.message import id_of
 from .....transport.errors import Refused, ZsqError
 from .....transport.names import check_name, part_of
@@ -29,7 +30,8 @@ from .....transport.whole_topic import WholeTopic, whole_topic
 from .....transport.wire.actions import Action
 from .....transport.wire.admin_requests import END, Side
 from .....transport.wire.answers import Scheduled
-from .....transport.wire.codec import CHANNEL_HEADER
+from .....transport.wire.codec import CHANNEL_HEADER, EXPIRES_HEADER
+from .....transport.wire.lifetime import REVOKE_KEY_HEADER
 from .....transport.wire.protocol import SKIPPED_MAX
 from ....security.policy import (
     DEAD_LETTER_TOPIC,
@@ -58,6 +60,7 @@ from .answers import (
 )
 from .redrive_jobs import RedriveJobs
 
+RATE_MAX: Final = 1_000_000
 KEYS_MAX: Final = 1_000
 CLOCKS_DIFFER_S: Final = 60.0  # a time this far ahead still counts as now, as for the broker
 END_S: Final = 0.1  # the time that this client has to close after its publish
@@ -123,6 +126,8 @@ class ActionHandlers:
             "/api/channel/empty": lambda topic, channel, *_: source.empty(topic, channel),
             "/api/channel/seek": self._seek,
             "/api/channel/skip": self._skip,
+            "/api/message/cancel": self._cancel_messages,
+            "/api/message/revoke": self._revoke,
             "/api/redrive/discard": self._discard,
             "/api/channel/delete": lambda topic, channel, options, _: source.delete_channel(
                 topic, channel, force=options.get("force") is True
@@ -223,6 +228,21 @@ class ActionHandlers:
     ) -> Mapping[str, object]:
         return {"offsets": await self._source.skip(topic, channel, _offsets(options))}
 
+    async def _cancel_messages(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        await self._stats.fresh(topic)
+        return {"channels": await self._source.cancel(topic, _offsets(options))}
+
+    async def _revoke(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
+        keys = options.get("keys")
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise bad(f'give {{"keys": [1 to {KEYS_MAX} revoke keys]}}')
+        await self._stats.fresh(topic)  # without this check the broker would create the topic
+        return await self._source.revoke(topic, cast("list[str]", keys))
+
     async def _discard(
         self, topic: str, channel: str, options: JsonObject, principal: Principal
     ) -> Mapping[str, object]:
@@ -263,6 +283,9 @@ class ActionHandlers:
             check_address(principal, topic)
         if len(wanted.bodies) != 1 or wanted.delay_s is not None:
             raise bad("a schedule has one body, and no delay")
+        if wanted.expires_s is not None or wanted.revoke_key is not None:
+            names = f"{EXPIRES_HEADER} and {REVOKE_KEY_HEADER}"
+            raise bad(f"a schedule has its lifetime and its revoke key as headers: {names}")
         return _first_due(
             await self._source.schedule_add(
                 topic, name, settings.get("cron", ""), wanted.bodies[0],
@@ -297,13 +320,21 @@ class ActionHandlers:
         if count is not None and (type(count) is not int or count < 1):
             raise bad(f"count must be a number of dead letters, at least 1, not {repr(count)[:40]}")
         offsets = _offsets(options) if "offsets" in options else None
+        rate, group = options.get("rate"), options.get("group")
+        if rate is not None and (type(rate) not in (int, float) or not 0 < rate <= RATE_MAX):  # type: ignore[operator]
+            raise bad(f"rate must be a number a second up to {RATE_MAX:,}, not {repr(rate)[:40]}")
+        if group is not None and not isinstance(group, str):
+            raise bad("group must be the id of a group of dead letters")
+        if offsets is not None and (rate is not None or group is not None):
+            raise bad("offsets name the dead letters: give no rate and no group")
         await self._check_seen("redrive", topic, "", options)
         await self._stats.fresh(topic)  # this raises an error if the topic does not exist
         # The channel is created here, so that the audit log names the user.
         await self._source.create_channel(topic, REDRIVE, start="earliest")
         job = self._jobs.start(
-            topic, to, only, count, rights_of(request), holder_of(request), offsets
-        )
+            topic, to, only, count, rights_of(request), holder_of(request), offsets,
+            cast("float | None", rate), None if group is None else LetterConditions(group=group),
+        )  # fmt: skip
         return answer({"done": True, "job": job.row(principal)})
 
     async def _stop(self, request: Request) -> Response:
@@ -350,15 +381,16 @@ class ActionHandlers:
                 )
                 if max(map(len, wanted.bodies)) > size_max:
                     raise api_error("MSG_TOO_BIG")
-                bodies, key, tag, headers, delay = wanted
+                bodies, key, tag, headers, delay, expires_in, revoke_key = wanted
                 if CHANNEL_HEADER in (headers or ()):
                     check_address(principal_of(request), topic)
                 with limiters.publishes.place(holder_of(request)):
                     producer = self._open_producer()
                     try:
                         receipt = await producer.publish_many(
-                            topic, bodies, key=key, tag=tag, headers=headers, delay=delay
-                        )
+                            topic, bodies, key=key, tag=tag, headers=headers, delay=delay,
+                            expires_in=expires_in, revoke_key=revoke_key,
+                        )  # fmt: skip
                     finally:
                         with contextlib.suppress(ZsqError):  # the publish already raised the error
                             await producer.close(END_S)

@@ -147,6 +147,8 @@ _PUBLISHED: Final = frozenset(
         "headers",
         "headers_base64",
         "delay_s",
+        "expires_s",
+        "revoke_key",
     }
 )
 
@@ -352,6 +354,14 @@ class Published(NamedTuple):
     tag: str | None
     headers: dict[str, HeaderValue] | None
     delay_s: float | None
+    expires_s: float | None
+    revoke_key: str | None
+
+
+def _check_seconds(name: str, value: object, bound: str) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 43
+    if value is not None and not good:
+        raise _no_message(f"{name} must be a number of seconds, {bound}, not {repr(value)[:40]}")
 
 
 def published(options: JsonObject) -> Published:
@@ -382,16 +392,14 @@ def published(options: JsonObject) -> Published:
             value is None or isinstance(value, str | int | float) for value in headers.values()
         ):
             raise _no_message("a header must be a string, a number, true, false or null")
-        if delay_s is not None and (
-            isinstance(delay_s, bool)
-            or not isinstance(delay_s, int | float)
-            or abs(delay_s) >= 1 << 43
-        ):
-            raise _no_message(
-                f"delay_s must be a number of seconds, at most 366 days, not {repr(delay_s)[:40]}"
-            )
+        _check_seconds("delay_s", delay_s, "at most 366 days")
+        expires_s, revoke_key = options.get("expires_s"), options.get("revoke_key")
+        _check_seconds("expires_s", expires_s, "above 0")
+        if revoke_key is not None and not isinstance(revoke_key, str):
+            raise _no_message("revoke_key must be a string")
         for text in (
             tag or "",
+            revoke_key or "",
             *headers,
             *encoded,
             *(value for value in headers.values() if isinstance(value, str)),
@@ -405,7 +413,9 @@ def published(options: JsonObject) -> Published:
             _bytes_of(options, "key"),
             tag,
             cast("dict[str, HeaderValue]", all_headers) or None,
-            delay_s,
+            cast("float | None", delay_s),
+            cast("float | None", expires_s),
+            revoke_key,
         )
     except UnicodeEncodeError:  # JSON permits a lone surrogate
         raise _no_message(

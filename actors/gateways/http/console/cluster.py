@@ -103,6 +103,7 @@ def _plain(row: BrokerRow) -> BrokerRow:
         "epoch": None,
         "lag_s": None,
         "standbys": None,
+        "free_bytes": None,
         "health": row["health"] if row["health"] in ("", "OK") else UNWELL,
         "why": "",
         "handover": "",

@@ -154,7 +154,8 @@ def channel_details(row: ChannelStats, known: Mapping[str, object]) -> ChannelPa
     counters = {
         name: value
         for name, value in row.items()
-        if name.endswith(("_count", "_bytes")) and name not in ("client_count", "backing_off_count")
+        if name.endswith(("_count", "_bytes"))
+        and name not in ("client_count", "backing_off_count", "tenant_count")
     }
     more = {
         "settings": row.get("settings", {}),
@@ -162,6 +163,8 @@ def channel_details(row: ChannelStats, known: Mapping[str, object]) -> ChannelPa
         "rates": row["rates"],
         "drain_s": row["drain_s"],
         "blocked_by": row.get("blocked_by", ()),
+        "limited_since": row.get("limited_since"),
+        "tenants": row.get("tenants", ()),
     }
     latencies = {"latency": latency(row.get("e2e_processing_latency"))}
     return {

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from .....transport.block.block import Block
 from .....transport.client.asyncio.aio import Admin, Reader
 from .....transport.client.core import redrive
+from .....transport.client.core.letter_groups import kind_of, letter_groups
 from .....transport.client.core.message import (
     StoredMessage,
     count_missing,
@@ -34,7 +35,6 @@ from . import answers as bodies
 from .answers import HEADERS, answer, bad, number, parameters_of
 from .board import BoardRow, BoardView
 from .history import CHANNEL_FIGURES, FINE, SPANS, TOPIC_FIGURES, stride
-from .letter_groups import kind_of, letter_groups
 from .page_details import channel_details, chunk_rows, topic_details
 from .redrive_jobs import RedriveJobs
 from .sampler import Sampler

@@ -8,6 +8,7 @@ back a second time, as with the command line. None is lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -16,8 +17,18 @@ from contextlib import AsyncExitStack
 from typing import Final, TypedDict, TypeVar
 
 from .....transport.client.asyncio.aio import Admin, Consumer, Message, Producer, Reader
+from .....transport.client.core.letter_groups import LetterConditions
 from .....transport.client.core.message import StoredMessage
-from .....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, SETTLED, Redrive
+from .....transport.client.core.redrive import (
+    CHANNEL,
+    HOLD_S,
+    NOT_COME,
+    POLL_S,
+    READY,
+    SETTLED,
+    Pace,
+    Redrive,
+)
 from .....transport.errors import NotFound, ZsqError
 from .....transport.whole_topic import whole_topic
 from .....transport.wire.actions import Action
@@ -35,6 +46,7 @@ log = logging.getLogger("zsq")
 
 KEPT: Final = 20  # rows of jobs that have ended
 TIMEOUT_S: Final = 20.0
+HELD_MAX: Final = 10_000  # the dead letters that a job with conditions holds
 REASONS_MAX: Final = 20  # the most reasons, and the most places, in a job's row
 
 
@@ -78,8 +90,12 @@ class RedriveJob:
         count: int | None,
         rights: Rights,
         offsets: Sequence[int] | None = None,
+        rate: float | None = None,
+        conditions: LetterConditions | None = None,
     ) -> None:
         self.number = number
+        self.rate = rate
+        self.conditions = conditions
         self.offsets = offsets
         self.topic = topic
         self.count = count
@@ -151,6 +167,8 @@ class RedriveJobs:
         rights: Rights,
         holder: str,
         offsets: Sequence[int] | None = None,
+        rate: float | None = None,
+        conditions: LetterConditions | None = None,
     ) -> RedriveJob:
         if any(job.topic == topic and job.state == "running" for job in self._jobs):
             raise ApiError(
@@ -161,7 +179,7 @@ class RedriveJobs:
         if len(self._jobs) == KEPT:
             self._jobs.remove(next(job for job in self._jobs if job.state != "running"))
         self._number += 1
-        job = RedriveJob(self._number, topic, to, channel, count, rights, offsets)
+        job = RedriveJob(self._number, topic, to, channel, count, rights, offsets, rate, conditions)
         self._jobs.append(job)
         task = asyncio.get_running_loop().create_task(self._work(job))
         self._tasks.add(task)
@@ -197,7 +215,8 @@ class RedriveJobs:
     async def _redrive(self, job: RedriveJob) -> None:
         url, topic = self._url, job.topic
         async with Reader(topic, url=url, timeout=TIMEOUT_S) as reader:
-            job.plan = Redrive(*job.given, (await reader.head())[1])
+            ready = READY if job.conditions is None else HELD_MAX
+            job.plan = Redrive(*job.given, (await reader.head())[1], ready=ready)
             if job.offsets is not None:
                 await self._send_chosen(job, job.offsets, reader)
                 return
@@ -209,13 +228,16 @@ class RedriveJobs:
                 CHANNEL,
                 url=url,
                 start="earliest",
-                ready=READY,
+                ready=READY if job.conditions is None else HELD_MAX,
+                message_timeout=HOLD_S,
                 timeout=TIMEOUT_S,
                 label=label,
             )
             consumer = await stack.enter_async_context(taking)
             waiting = await self._waiting(job)
-            job.total = waiting if job.count is None else min(waiting, job.count)
+            # With conditions, nobody knows how many fit.
+            if job.conditions is None:
+                job.total = waiting if job.count is None else min(waiting, job.count)
             self._note()
             try:
                 await self._take(job, consumer, producer)
@@ -229,6 +251,7 @@ class RedriveJobs:
         the job is stopped.
         """
         plan, deadline_s = job.plan, time.monotonic() + TIMEOUT_S
+        pace = Pace(job.rate, time.monotonic())
         while (
             not job.stopping.is_set()
             and not plan.at_end
@@ -236,12 +259,24 @@ class RedriveJobs:
         ):
             batch = await consumer.receive_batch(timeout=POLL_S)
             if batch is not None:
+                messages = batch.messages()
+                for at in range(0, len(messages), pace.size):
+                    if job.stopping.is_set() or plan.at_end or plan.total == job.count:
+                        break
+                    before = plan.total
+                    await self._send(job, messages[at : at + pace.size], producer, _finish_each)
+                    wait_s = pace.wait_s(plan.total - before, time.monotonic())
+                    if wait_s:
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(job.stopping.wait(), wait_s)
                 deadline_s = time.monotonic() + TIMEOUT_S
-                await self._send(job, batch.messages(), producer, _finish_each)
                 continue
             await consumer.flush()
             waiting = await self._waiting(job)
             if not waiting:
+                return
+            if plan.is_blocked:
+                plan.left[plan.behind] = waiting
                 return
             if time.monotonic() > deadline_s:
                 plan.left[NOT_COME] = waiting
@@ -279,7 +314,12 @@ class RedriveJobs:
         """Send these messages. `finish` finishes those that are durable in their target."""
         plan = job.plan
         principal = await self._permitted(job)
-        for route in plan.unknown(messages):
+        selected = None
+        if job.conditions is not None:
+            fitting = (one for one in messages if job.conditions.fit(one.headers, one.timestamp_ns))
+            selected = frozenset(one.offset for one in fitting)
+        chosen = [one for one in messages if selected is None or one.offset in selected]
+        for route in plan.unknown(chosen):
             # Any publisher may have written the origin in the dead letter.
             try:
                 principal.require(Action.PUBLISH, route.place.topic)
@@ -290,7 +330,8 @@ class RedriveJobs:
                 plan.known(route, error)
             else:
                 plan.known(route)
-        for group in plan.groups(messages, READY if job.count is None else job.count - plan.total):
+        limit = READY if job.count is None else job.count - plan.total
+        for group in plan.groups(messages, limit, selected):
             principal.require(Action.PUBLISH, group.place.topic)
             await producer.publish_many(
                 group.place.topic,

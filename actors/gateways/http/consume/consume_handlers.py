@@ -22,6 +22,7 @@ from .....transport.errors import E_CLOSING, E_LEASE, Refused
 from .....transport.message_object import MessageObject, as_object
 from .....transport.wire.protocol import (
     DEAD,
+    DELAY_MS_MAX,
     MESSAGE_TIMEOUT_MS,
     MESSAGE_TIMEOUT_MS_MAX,
     MESSAGE_TIMEOUT_MS_MIN,
@@ -43,7 +44,7 @@ BYTES_MAX: Final = 4 * 1024 * 1024
 WAIT_S_MAX: Final = 20
 RECEIVE_OPTIONS: Final = frozenset({"max", "max_bytes", "wait_s", "lease_s"})
 TOKENS: Final = frozenset({"tokens"})
-REQUEUE_OPTIONS: Final = TOKENS | {"delay_s", "backoff", "reject", "error"}
+REQUEUE_OPTIONS: Final = TOKENS | {"delay_s", "backoff", "defer", "reject", "error"}
 
 
 class FailedToken(TypedDict):
@@ -125,10 +126,14 @@ class ConsumePaths:
 
     async def requeue(self, request: Request) -> Response:
         options = _only(await options_of(request, self._limiters), REQUEUE_OPTIONS)
-        backoff, reject = (options.get(name) is True for name in ("backoff", "reject"))
-        if reject and ("delay_s" in options or backoff):
-            raise bad("give reject, or delay_s or backoff, not both")
-        delay_s = _number(options, "delay_s", 0, 0, 3600)
+        backoff, defer, reject = (
+            options.get(name) is True for name in ("backoff", "defer", "reject")
+        )
+        if reject and ("delay_s" in options or backoff or defer):
+            raise bad("give reject, or delay_s, backoff or defer, not both")
+        if defer and (backoff or "error" in options):
+            raise bad("a message that is deferred has not failed: give no backoff and no error")
+        delay_s = _number(options, "delay_s", 0, 0, DELAY_MS_MAX // 1000)
         delay_ms = DEAD if reject else when_again(delay_s, backoff)
         error = options.get("error", "")
         if not isinstance(error, str):
@@ -139,7 +144,7 @@ class ConsumePaths:
             options,
             Verb.REQUEUE,
             lambda delivery, indexes: delivery.session.requeue_sync(
-                delivery, indexes, delay_ms, error
+                delivery, indexes, delay_ms, error, defer=defer
             ),
         )
 

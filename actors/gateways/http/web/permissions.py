@@ -39,7 +39,7 @@ PATHS: Final[Mapping[tuple[str, str], Actions]] = {
     **_all(
         Action.MANAGE_TOPIC, "POST",
         *(f"/api/topic/{one}" for one in ("create", "configure", "pause", "unpause", "empty", "close", "open", "delete")),
-        "/api/delayed/cancel",
+        "/api/delayed/cancel", "/api/message/cancel", "/api/message/revoke",
         *(f"/api/schedule/{one}" for one in ("pause", "resume", "remove")),
         "/api/alarm/ack", "/api/alarm/unack",  # without a topic, the handler asks for ADMINISTER
     ),

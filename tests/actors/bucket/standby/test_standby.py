@@ -17,6 +17,7 @@ from zsq.actors.bucket.standby.takeover import TakeoverFailed, choose, read_copy
 from zsq.actors.supervisor.topics.registry import REGISTRY_NAME
 from zsq.actors.supervisor.topics.registry_format import decode, encode
 from zsq.storage.bucket.bucket import BucketAway, BucketRefuses
+from zsq.storage.bucket.shipping.log_end import end_log
 from zsq.storage.bucket.shipping.ship_log import find_chain
 from zsq.storage.bucket.shipping.standbys import ANNOUNCE_S, STANDBYS, STRANGER_S, UNKNOWN_S
 from zsq.storage.bucket.shipping.tick_format import (
@@ -372,3 +373,18 @@ def test_the_bucket_of_another_broker_is_refused_at_once(harness: ShippingHarnes
     ship(harness)
     with pytest.raises(ForeignDirectory, match=r"another broker.*check the URL"):
         standing(harness.bucket, Copy("b" * 32, "f" * 32))
+
+
+def test_it_ends_when_the_cluster_has_forgotten_its_broker(
+    harness: ShippingHarness, loop: StandbyLoop, tmp_path: Path
+) -> None:
+    """Also one that begins to follow later. It must never take over."""
+    ship(harness)
+    follow(loop)
+    end_log(harness.bucket, "host", 1, 1_000, lambda: None)
+    with pytest.raises(TakeoverFailed, match="has forgotten this broker"):
+        follow(loop)
+    later = loop_in(harness, tmp_path / "later")
+    with pytest.raises(TakeoverFailed, match="has forgotten this broker"):
+        follow(later)
+    later.end()

@@ -10,17 +10,31 @@ from typing import Any
 
 import pytest
 
-from zsq.actors.supervisor.cluster.cluster_view import Adopt, ClusterView, Delete, Go, Open, Step
-from zsq.actors.supervisor.topics.registry_format import TopicRow
+from zsq.actors.supervisor.cluster.cluster_view import (
+    Adopt,
+    ClusterView,
+    Delete,
+    Go,
+    Open,
+    Reclaim,
+    Resume,
+    Step,
+    Take,
+)
+from zsq.actors.supervisor.topics.registry_format import GIVEN, TopicRow
 from zsq.storage import documents
 from zsq.storage.cluster.directory import (
     BrokerEntry,
     CloseEntry,
+    DrainEntry,
     Entry,
+    ForgetEntry,
+    GiveEntry,
     MoveEntry,
     OpenEntry,
     PartedTopic,
     PartEntry,
+    ReclaimEntry,
     RemoveEntry,
     RemovePartEntry,
     TopicEntry,
@@ -43,7 +57,12 @@ from zsq.transport.errors import (
 from zsq.transport.names import PARTS_MAX
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.admin_codec import request_of
-from zsq.transport.wire.admin_requests import RemovePartRequest
+from zsq.transport.wire.admin_requests import (
+    AddPartsRequest,
+    CreateTopicRequest,
+    MovePartRequest,
+    RemovePartRequest,
+)
 
 ME, OTHER, THIRD = "a" * 32, "b" * 32, "c" * 32
 CLICKS, VIEWS, GONE, STRANGE = "1" * 32, "2" * 32, "3" * 32, "4" * 32
@@ -477,6 +496,85 @@ def test_a_part_is_removed_closed_or_with_force() -> None:
     assert entries("clicks#0", force=False) == ["RemovePartEntry"]
 
 
+def new_parts(known: ClusterView, *brokers: int) -> tuple[int, ...]:
+    request = CreateTopicRequest("new", parts=3, brokers=brokers)
+    return known.new_topic(request, "8" * 32, "9" * 32, {}).brokers
+
+
+def test_a_draining_or_forgotten_broker_gets_no_part() -> None:
+    known = view(
+        *BROKERS, DrainEntry(f"{50:032x}", 2, True, 1), *TOPICS[:1],
+        ForgetEntry(f"{51:032x}", 1, 9),
+    )  # fmt: skip
+    assert set(new_parts(known)) == {0}
+    more = known.more_parts(AddPartsRequest("clicks", count=2), ids())
+    assert [entry.broker for entry in more] == [0, 0]
+    for number, why in ((1, "broker 1 was forgotten"), (2, "broker 2 is being drained")):
+        with pytest.raises(UsageError, match=why):
+            new_parts(known, number)
+        with pytest.raises(UsageError, match=why):
+            known.move(MovePartRequest("clicks#0", broker=number), ids()[0])
+    drained = view(*BROKERS, *TOPICS[:1], DrainEntry(f"{50:032x}", 0, True, 1))
+    withdrawn = drained.move(MovePartRequest("clicks#0", broker=0), ids()[0])
+    assert withdrawn.broker == 0, "a move from a draining broker can be withdrawn"
+
+
+def test_parts_of_a_forgotten_broker_are_adopted_and_taken() -> None:
+    known = view(*BROKERS, *TOPICS[:1], local={"clicks#0": row(CLICKS)})
+    assert known.plan() == []
+    add = iter(range(60, 90))
+
+    def take(*entries: Entry) -> list[Step]:
+        known.take(known.directory.next, [encode_entry(one) for one in entries], True)
+        return known.plan()
+
+    # The third broker has none, so it adopts the first of them, and this one the other.
+    assert known.has_orphans is False
+    (step,) = take(ForgetEntry(f"{next(add):032x}", 1, 9))
+    assert known.has_orphans
+    assert isinstance(step, Reclaim)
+    assert (step.name, step.url, step.hold.number) == ("clicks#2", "s3://b/b", 0)
+    known.adopts_all = True
+    assert [step.name for step in known.plan()] == ["clicks#1", "clicks#2"]
+    log = "e" * 32
+    (step,) = take(
+        ReclaimEntry(f"{next(add):032x}", CLICKS, 1, 1, 2, log, 9, 1),
+        ReclaimEntry(f"{next(add):032x}", CLICKS, 2, 1, 0, log, 9, 1),
+    )
+    assert isinstance(step, Take)
+    assert (step.url, step.hold.is_reclaimed, step.hold.log) == ("s3://b/b", True, log)
+    assert not known.has_orphans
+
+
+def test_a_part_that_no_bucket_had_is_opened_in_its_next_hold() -> None:
+    known = view(
+        *BROKERS, *TOPICS[:1], ForgetEntry(f"{50:032x}", 1, 9),
+        ReclaimEntry(f"{51:032x}", CLICKS, 1, 1, 0, "0" * 32, 0, -1),
+        ReclaimEntry(f"{52:032x}", CLICKS, 2, 1, 2, "0" * 32, 0, -1),
+        local={"clicks#0": row(CLICKS)},
+    )  # fmt: skip
+    (step,) = known.plan()
+    assert isinstance(step, Open)
+    assert (step.name, step.hold) == ("clicks#1", 1)
+    assert known.conflicts == {}, "it is not lost"
+
+
+def test_a_broker_goes_on_with_a_part_that_it_had_released_to_one_that_is_gone() -> None:
+    released = row(CLICKS, GIVEN)
+    known = view(
+        *BROKERS, *TOPICS[:1], MoveEntry(f"{50:032x}", CLICKS, 0, 0, 1),
+        GiveEntry(f"{51:032x}", CLICKS, 0, 1, 1, "f" * 32, 7), ForgetEntry(f"{52:032x}", 1, 9),
+        local={"clicks#0": released},
+    )  # fmt: skip
+    known.adopts_all = True
+    reclaim = next(step for step in known.plan() if step.name == "clicks#0")
+    assert isinstance(reclaim, Reclaim)
+    assert (reclaim.hold.number, reclaim.hold.origin) == (1, 0)
+    entry = ReclaimEntry(f"{53:032x}", CLICKS, 0, 2, 0, "f" * 32, 7, 0)
+    known.take(known.directory.next, [encode_entry(entry)], True)
+    assert Resume("clicks#0", 2) in known.plan()
+
+
 def test_a_broker_that_is_not_in_the_directory_has_no_parts() -> None:
     known = view(*BROKERS[1:], *TOPICS[1:2], local={})
     assert known.me is None
@@ -549,6 +647,8 @@ def test_the_cluster_is_described() -> None:
                 "uuid": uuid,
                 "addresses": addresses,
                 "bucket": f"s3://b/{name}",
+                "draining": 0,
+                "gone": False,
                 "me": name == "a",
             }
             for number, (uuid, addresses, name) in enumerate(
@@ -560,10 +660,25 @@ def test_the_cluster_is_described() -> None:
             )
         ],
         "topics": [
-            {"topic": "clicks", "uuid": CLICKS, "parts": (0, 1, 1), "closed": (), "moves": {}},
-            {"topic": "views", "uuid": VIEWS, "parts": (1, 0, 0), "closed": (), "moves": {2: 1}},
+            {
+                "topic": "clicks",
+                "uuid": CLICKS,
+                "parts": (0, 1, 1),
+                "closed": (),
+                "moves": {},
+                "origins": {},
+            },
+            {
+                "topic": "views",
+                "uuid": VIEWS,
+                "parts": (1, 0, 0),
+                "closed": (),
+                "moves": {2: 1},
+                "origins": {},
+            },
         ],
         "directory": 10,
         "is_shared": True,
         "trouble": "",
+        "auto": {"is_on": False, "rate": 0, "at_once": 1, "gone_after_s": 0},
     }

@@ -19,6 +19,7 @@ from zsq.actors.supervisor.cluster.cluster_view import (
     Confirm,
     Give,
     Prepare,
+    Reclaim,
     Release,
     Resume,
     Take,
@@ -29,17 +30,21 @@ from zsq.actors.supervisor.commands.requests import Orders
 from zsq.actors.supervisor.topics.registry import Registry
 from zsq.actors.supervisor.topics.registry_format import GIVEN, TAKING, RegistryDamaged, TopicRow
 from zsq.storage.cluster.directory import (
+    BrokerEntry,
     GiveEntry,
     Hold,
     PartedTopic,
     ReadyEntry,
+    ReclaimEntry,
     TakenEntry,
     decode_entry,
+    encode_entry,
 )
 from zsq.storage.files import Files
 from zsq.transport.errors import (
     E_BUCKET,
     E_CLOSING,
+    E_EXISTS,
     E_LIMIT,
     E_TOPIC_FAILED,
     E_UNSUPPORTED,
@@ -368,3 +373,42 @@ def test_a_part_that_stays_is_started_with_the_next_hold(world: World) -> None:
     world.moves.resume(Resume(NAME, 1))
     assert (group.row.state, group.row.hold) == ("live", 1)
     assert world.groups.keys() == {NAME}
+
+
+@pytest.mark.parametrize(
+    ("log", "origin", "expected"),
+    [
+        (LOG, -1, (LOG, 5, 1)),
+        (LOG, 2, (LOG, 5, 1)),
+        ("", 2, ("e" * 32, 9, 2)),  # it was still in the bucket of the broker before
+        ("", -1, (part_moves.NO_LOG, 0, -1)),
+    ],
+)
+def test_a_part_of_a_forgotten_broker_is_reclaimed_from_where_it_is(
+    world: World, log: str, origin: int, expected: tuple[str, int, int]
+) -> None:
+    world.view.take(
+        0, [encode_entry(BrokerEntry("1" * 32, "a" * 32, ("tcp://a:1",), "s3://b/a"))], True
+    )
+    hold = Hold(4, -1, False, origin, "e" * 32, 9)
+    step = Reclaim(NAME, "s3://b/1", PARTED, 0, hold)
+    world.moves.begin(step)
+    find = world.obey(log=log, tick=5)
+    assert (find.url, find.name, find.of_topic, find.hold) == ("s3://b/1", NAME, TOPIC, 4)
+    entry = decode_entry(world.obey(number=5).entry)
+    assert isinstance(entry, ReclaimEntry)
+    assert entry == ReclaimEntry(entry.id, TOPIC, 0, 5, 0, *expected[:2], expected[2])
+    assert world.result() == ""
+    world.moves.begin(step)
+    world.obey(log=log, tick=5)
+    world.obey(Refused(E_EXISTS, "another broker was faster"))
+    assert world.result() == "", "which is as good"
+
+
+def test_offsets_that_a_forgotten_broker_may_have_given_out_are_left_out(world: World) -> None:
+    reclaimed = TAKE._replace(hold=TAKE.hold._replace(is_reclaimed=True))
+    for step, reserve in ((TAKE, 0), (reclaimed, options.SHIP_RESERVE)):
+        world.moves.begin(step)
+        order = world.obey(Refused(E_BUCKET, "no route"))
+        assert order.reserve == reserve
+        assert world.result() == E_BUCKET

@@ -131,10 +131,13 @@ class World:
         self.orders_sent.append(message)
         return True
 
-    def _create(self, broker: Any, name: str, sync: str, retention: Any, of_topic: str) -> None:
+    def _create(
+        self, broker: Any, name: str, sync: str, retention: Any, of_topic: str, hold: int
+    ) -> None:
         if self.refusal is not None:
             raise self.refusal
-        self.rows[name] = TopicRow(1, "f" * 32, sync, 0, retention=retention, part_of=of_topic)
+        row = TopicRow(1, "f" * 32, sync, 0, retention=retention, part_of=of_topic, hold=hold)
+        self.rows[name] = row
         self.groups[name] = Group(self.rows[name])
 
     def _delete(self, requests: Any, group: Any, answer: Any) -> None:
@@ -687,7 +690,15 @@ def test_a_broker_without_a_cluster_has_all_parts_of_a_topic(alone: World) -> No
     alone.manage("cluster")
     described = alone.answer().data
     assert described["brokers"] == [
-        {"number": 0, "uuid": ME, "addresses": (), "bucket": "", "me": True}
+        {
+            "number": 0,
+            "uuid": ME,
+            "addresses": (),
+            "bucket": "",
+            "draining": 0,
+            "gone": False,
+            "me": True,
+        }
     ]
     assert (described["topics"][0]["parts"], described["is_shared"]) == ((0, -1, 0, 0), False)
 

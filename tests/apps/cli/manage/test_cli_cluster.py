@@ -19,13 +19,18 @@ def broker(number: int, *addresses: str) -> BrokerRow:
     return {
         "number": number, "uuid": "", "me": not number, "addresses": list(addresses), "state": "up",
         "role": "primary", "epoch": 1, "health": "OK", "lag_s": 0.5, "standbys": 1, "parts": 4,
+        "draining": 0, "gone": False, "free_bytes": None,
         "why": "", "handover": "", "places": [{"url": addresses[-1], "role": "standby", "epoch": None, "why": ""}],
     }  # fmt: skip
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, columns: int, *brokers: BrokerRow) -> list[str]:
     def ask(*_: Any) -> dict[str, Any]:
-        return {"brokers": list(brokers), "topics": [], "trouble": ""}
+        auto = {"is_on": False}
+        return {
+            "brokers": list(brokers), "topics": [], "trouble": "", "auto": auto, "moving": 0,
+            "planned": 0,
+        }  # fmt: skip
 
     monkeypatch.setattr(cluster, "ask_cluster", ask)
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -23,13 +23,15 @@ PART: Final = re.compile(r"(<!-- options: drawn from the code -->\n).*?(<!-- end
 
 
 def table() -> str:
-    lines = ["| option | variables | value | default | | meaning |", "|---|---|---|---|---|---|"]
+    lines = ["| option | value | default | | meaning |", "|---|---|---|---|---|"]
     for option in options_of(serve):
-        variables = ", ".join(f"`{name}`" for name in option.envvar or ())
+        usual_name = f"ZSQ_SERVE_{str(option.name).upper()}"
+        assert usual_name in (option.envvar or ()), "the page gives the rule of the names"
+        others = "".join(f", `{name}`" for name in option.envvar or () if name != usual_name)
         live = "live" if option.name in RELOADABLE else ""
         help_text = " ".join((option.help or "").split()).replace("|", "\\|")
         lines.append(
-            f"| `{option.opts[0]}` | {variables} | {_value(option)} | {_default(option)} | "
+            f"| `{option.opts[0]}`{others} | {_value(option)} | {_default(option)} | "
             f"{live} | {help_text} |"
         )
     return "\n".join(lines)

@@ -150,3 +150,10 @@ def test_a_fixed_window_stays_and_batches_need_the_largest() -> None:
     window.open_for_batches()
     window.handled(30.0)
     assert window.credit(0, LEASE_S) == READY_MOST
+
+
+def test_a_channel_may_ask_for_a_smaller_window() -> None:
+    window = Window(None)
+    window.open(1)
+    window.handled(0.01)
+    assert [window.credit(0, LEASE_S), window.credit(0, LEASE_S, 0.05)] == [101, 6]

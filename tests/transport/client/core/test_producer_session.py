@@ -32,6 +32,7 @@ from zsq.transport.wire.protocol import (
     Beat,
     Delayed,
     Deliver,
+    Duplicates,
     Stored,
     Unstored,
     Welcome,
@@ -365,3 +366,41 @@ def test_the_patient_wait_for_room_under_the_same_number() -> None:
     assert hasty.take() is pending
     assert hasty.on_word(Unstored(0, 0, E_TOPIC_FULL, "full")) is Reaction.NOTHING
     assert pending.error is not None
+
+
+def test_a_duplicate_has_the_offset_of_the_first_message() -> None:
+    session = opened()
+    pending = PendingBlock(pack([b"%d" % number for number in range(5)]))
+    session.add(pending)
+    session.take()
+    session.on_word(Duplicates(0, 70, -1, -1, ((1, 8), (3, -1))))
+    assert pending.done
+    assert [pending.offset_of(index) for index in range(5)] == [70, 8, 71, -1, 72]
+    assert pending.stored_count == 3
+
+
+@pytest.mark.parametrize(("expected", "lost"), [(0, 1), (1, 0), (2, 0)])
+def test_blocks_of_which_nothing_was_stored_are_not_missed(expected: int, lost: int) -> None:
+    """They leave no trace in the topic. A topic that expects less has lost a stored block."""
+    session = opened()
+    send(session, 3)
+    session.on_word(Stored(((0, 5),)))
+    session.on_word(Duplicates(1, -1, -1, -1, ((0, 3),)))
+    session.on_word(Duplicates(2, -1, -1, -1, ((0, 4),)))
+    session.lost()
+    session.begin(1000)
+    producer_id = session.producer_id
+    assert session.on_welcome(Welcome(1, expected, CREDIT, 1000)) is Reaction.RENEW
+    assert session.producer_id != producer_id
+    assert session.forgotten == lost
+
+
+def test_a_stored_block_after_them_is_missed() -> None:
+    session = opened()
+    send(session, 2)
+    session.on_word(Duplicates(0, -1, -1, -1, ((0, 3),)))
+    session.on_word(Stored(((1, 5),)))
+    session.lost()
+    session.begin(1000)
+    session.on_welcome(Welcome(1, 0, CREDIT, 1000))
+    assert session.forgotten == 1

@@ -30,6 +30,7 @@ view = ["*"]
 [users.none]
 tokens = ["{token_hash("none")}"]
 """
+KEEPS: dict[str, Any] = {"draining": 0, "gone": False}
 VALUES = {"state": "up", "health": "OK", "closed": "", "head": 5}
 BUCKET = {
     "shipping": "open", "lag_s": 0.5, "epoch": 2, "standbys": 1, "addresses": "tcp://one:1", "standby_addresses": "tcp://secret:1",
@@ -76,13 +77,20 @@ class FakeBroker:
         }
 
     async def cluster(self, *, fresh: bool = False) -> Any:
-        one = {"number": 0, "uuid": "u", "addresses": ("tcp://one:1",), "me": True}
-        two = {"number": 1, "uuid": "v", "addresses": ("tcp://two:1",), "me": False}
+        one = {"number": 0, "uuid": "u", "addresses": ("tcp://one:1",), "me": True} | KEEPS
+        two = {"number": 1, "uuid": "v", "addresses": ("tcp://two:1",), "me": False} | KEEPS
         topics: list[Any] = [
             {"topic": name, "uuid": name, "parts": (0, 1), "closed": (), "moves": {}}
             for name in ("other", "t")
         ]
-        known = {"directory": 4, "is_shared": True, "trouble": "part other#1"}
+        known = {
+            "directory": 4,
+            "is_shared": True,
+            "trouble": "part other#1",
+            "auto": {"is_on": False},
+            "moving": 0,
+            "planned": 0,
+        }
         return {"brokers": (one, two), "topics": topics, **known}
 
 

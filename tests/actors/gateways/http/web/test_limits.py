@@ -21,7 +21,8 @@ from zsq.actors.supervisor.commands import moving
 from zsq.transport.block.block_format import TAG_BYTES_MAX
 from zsq.transport.client.core.reading import NEWEST_MAX
 from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_LIMIT, Refused, UsageError
-from zsq.transport.settings import ATTEMPTS_MAX, BACKOFF_S_MAX, NUMBER_MAX, TAGS_MAX
+from zsq.transport.retries import ATTEMPTS_MAX, DELAY_S_MAX
+from zsq.transport.settings import NUMBER_MAX, TAGS_MAX
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.admin_requests import PeekRequest
 
@@ -36,7 +37,7 @@ A = (b"a",)
         ("alarm_depth", -1, NUMBER_MAX),
         ("max_age_s", -1, NUMBER_MAX),
         ("alarm_age_s", -1, NUMBER_MAX),
-        ("backoff_max_s", 1, BACKOFF_S_MAX),
+        ("backoff_max_s", 1, DELAY_S_MAX),
     ],
 )
 def test_numbers_of_a_channel_are_within_their_limits(name: str, least: int, most: int) -> None:
@@ -56,7 +57,7 @@ def test_an_age_is_a_number_above_nothing(value: Any) -> None:
 
 def test_the_backoff_grows_to_its_limit_and_no_further() -> None:
     settings = resolve({"backoff_s": 1, "backoff_max_s": 60})
-    assert [settings.backoff_ns(attempts) for attempts in (0, 1, 2, 7, 10_000)] == [
+    assert [settings.backoff_ns(attempts, float) for attempts in (0, 1, 2, 7, 10_000)] == [
         10**9,
         10**9,
         2 * 10**9,

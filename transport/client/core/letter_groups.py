@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from typing import Final, NamedTuple, TypedDict
 
-from .....transport.units import NS_PER_MS
-from .....transport.wire.codec import HeaderValue
-from .....transport.wire.dead_letter import CHANNEL, ERROR, REASON, TIME, TOPIC
+from ...units import NS_PER_MS
+from ...wire.codec import HeaderValue
+from ...wire.dead_letter import CHANNEL, ERROR, REASON, TIME, TOPIC
 
 ERROR_CHARS: Final = 200  # the most characters of an error
 GROUPS_MAX: Final = 200  # the most groups in an answer
@@ -57,12 +57,38 @@ def kind_of(headers: Mapping[str, HeaderValue]) -> LetterKind:
     )
 
 
+def died_ns(headers: Mapping[str, HeaderValue], timestamp_ns: int) -> int:
+    """Return when the letter died, or the time of its message if the letter does not say it."""
+    time_ns = headers.get(TIME)
+    return time_ns if type(time_ns) is int else timestamp_ns
+
+
+class LetterConditions(NamedTuple):
+    """The conditions by which dead letters are selected. None means no condition.
+
+    `error` is a part of the error's text, and `group` the id of a group of letters.
+    """
+
+    error: str | None = None
+    reason: str | None = None
+    since_ns: int | None = None
+    group: str | None = None
+
+    def fit(self, headers: Mapping[str, HeaderValue], timestamp_ns: int) -> bool:
+        """Return True if the letter with these headers meets all conditions."""
+        return (
+            (self.error is None or self.error in _text(headers.get(ERROR)))
+            and (self.reason is None or self.reason == headers.get(REASON))
+            and (self.since_ns is None or died_ns(headers, timestamp_ns) >= self.since_ns)
+            and (self.group is None or self.group == kind_of(headers).id)
+        )
+
+
 def letter_groups(letters: Iterable[tuple[Mapping[str, HeaderValue], int]]) -> list[ShownGroup]:
     """Group letters, given as headers and the time of the message in ns. The largest group is first."""
     groups: dict[LetterKind, list[int]] = {}
     for headers, timestamp_ns in letters:
-        died_ns = headers.get(TIME)
-        died_ms = (died_ns if type(died_ns) is int else timestamp_ns) // NS_PER_MS
+        died_ms = died_ns(headers, timestamp_ns) // NS_PER_MS
         groups.setdefault(kind_of(headers), []).append(died_ms)
     rows = sorted(groups.items(), key=lambda row: (-len(row[1]), row[0]))
     return [

@@ -1,0 +1,1 @@
+"""Ids: which ids of messages a topic has stored within its window, in little memory."""
