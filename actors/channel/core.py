@@ -315,6 +315,8 @@ class ChannelCore:
         picked = self.supply.pick_apart(sifter, min(most, sifter.ready), wall_ns)
         block = self._joined(picked) if picked is not None else None
         if picked is None or block is None:
+            if self.supply.apart_held:
+                self._sift(None)  # it may work for other keys meanwhile
             return None
         return self._lease(sifter, picked, block, now_ns)
 

@@ -184,6 +184,7 @@ class Tenants:
         """Forget a tenant without messages, at once or when its bucket is full."""
         tenant.credit = 0
         if tenant.in_flight:
+            self._resting.pop(tenant.key, None)  # a suspect of it may have been sent
             return
         if tenant.limit is None or tenant.limit.is_full(boot_ns):
             self._tenants.pop(tenant.key, None)
@@ -558,25 +559,50 @@ class FairSupply(ParkedSupply):
             self._out.update(dict.fromkeys(range(offset, offset + count), tenant))
 
     def pick_apart(self, consumer: Subscriber, room: int, wall_ns: int) -> Picked | None:
-        """Return the next suspects. They wait while consumers have enough messages of their key."""
-        if not self.apart.ready:
-            return None
-        if not self._has_limits():
+        """Return the next suspect whose key may have one more message with consumers."""
+        self.apart_held = False
+        if not self.apart.ready or not self._has_limits():
             return super().pick_apart(consumer, room, wall_ns)
-        block = self._find(self.apart.ready[0][0])
-        if block is not None:
-            key = self._key_at(block, self.apart.ready[0][0])
-            if self._tenants.is_busy(self._tenants.of(key)):
-                return None
-        picked = super().pick_apart(consumer, 1, wall_ns)
-        if picked is not None:
-            part, start, _ = picked.parts[0]
-            tenant = self._tenants.of(self._key_at(part, part.first_offset + start))
-            self._tenants.allowance(tenant, self.boot_ns)
-            self._sent(tenant, part.first_offset + start, 1)
-            if tenant.state is State.IDLE:
-                self._tenants.queue(tenant, self.boot_ns)
-        return picked
+        found = self._free_suspect(wall_ns)
+        if found is None:
+            return None
+        offset, attempts, block, tenant = found
+        self.apart.ready = deque(cut_out(self.apart.ready, [(offset, 1)]))
+        consumer.again_last = True
+        self._tenants.allowance(tenant, self.boot_ns)
+        self._sent(tenant, offset, 1)
+        if tenant.state is State.IDLE:
+            self._tenants.queue(tenant, self.boot_ns)
+        at = offset - block.first_offset
+        return Picked([(offset, 1, attempts + 1)], [(block, at, at + 1)], apart=True)
+
+    def _free_suspect(self, wall_ns: int) -> tuple[int, int, Block, Tenant] | None:
+        """Return the first suspect that may go, and give up those before it that have ended.
+
+        Only the first FAIR_MISSED_MAX of them are looked at. If consumers have enough messages of
+        the keys of all, `apart_held` is True then.
+        """
+        looks = 0
+        for first, count, attempts in list(self.apart.ready):
+            for offset in range(first, first + count):
+                if looks == options.FAIR_MISSED_MAX:
+                    return None
+                looks += 1
+                block = self._find(offset)
+                if block is None:
+                    self.apart_held = False
+                    self.wanted.add(offset)
+                    return None
+                reason, _ = self.first_of(block, offset - block.first_offset, 1, wall_ns)
+                if reason != WANTED:
+                    self.apart.ready = deque(cut_out(self.apart.ready, [(offset, 1)]))
+                    self.give_up((offset, 1, attempts), reason)
+                    continue
+                tenant = self._tenants.of(self._key_at(block, offset))
+                if not self._tenants.is_busy(tenant):
+                    return offset, attempts, block, tenant
+                self.apart_held = True
+        return None
 
     def _has_limits(self) -> bool:
         return bool(self._tenants.in_flight_max or self.settings.max_rate_per_key)
