@@ -135,6 +135,7 @@ class ChannelCore:
         self._held = 0  # messages that consumers hold and that no handler has begun
         self.limit = limit_of(self.settings)
         self._limited_ns = 0  # since when the limit withholds messages (wall clock), or 0
+        self._bound_ns = 0  # when it withheld some last (clock of boot time)
         self._recall_ns = 0  # when idle consumers are looked for next, or 0
         self._ending = False
         self.holds = False  # it gives out no message for a moment, because it is to move
@@ -276,15 +277,16 @@ class ChannelCore:
         """Return how many messages the channel's rate allows now."""
         if self.limit is None:
             return READY_MAX
-        room = self.limit.room(boot_ns, self._held)
-        if not self.is_wanted():
+        waits = self.supply.has_ready() or self.supply.next_offset < self.supply.head
+        if not waits or not self.is_wanted():
             self._limited_ns = 0
-        elif self.supply.has_ready() or self.supply.next_offset < self.supply.head:
-            if not room and self._turns.first() is not None:
+        elif self.limit.tokens(boot_ns) <= 0:
+            if self._turns.first() is not None:
                 self._limited_ns = self._limited_ns or wall_ns
-        else:
-            self._limited_ns = 0
-        return room
+                self._bound_ns = boot_ns
+        elif boot_ns - self._bound_ns > self.limit.quiet_ns:
+            self._limited_ns = 0  # what waits there waits for consumers
+        return self.limit.room(boot_ns, self._held)
 
     def limit_due_ns(self, boot_ns: int) -> int:
         """Return when the channel's rate allows the next message that waits, by the clock of boot

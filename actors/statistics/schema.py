@@ -182,8 +182,9 @@ _CHANNEL: Final = (
     _S("channel", "client_count", "consumers", _CORE, "consumers connected", metric="zsq_channel_clients", view="consumers", nsq=9),
     _S("channel", "backing_off_count", "consumers", _CORE, "consumers that back off because their handlers fail",
        metric="zsq_channel_backing_off"),
-    _S("channel", "limited_since", "s", _CORE, "since when its `max_rate` withholds messages, since 1970", default=None,
-       note="since when its `max_rate` withholds messages, in seconds since 1970; `null`: it does not"),
+    _S("channel", "limited_since", "s", _CORE, "1: its `max_rate` withholds messages", metric="zsq_channel_limited", default=None,
+       note="since when its `max_rate` withholds messages, in seconds since 1970; `null`: it does not, or its consumers are slower. In"
+       " `/metrics` 1 if it does, and otherwise 0"),
     _S("channel", "tenants", "rows", "channel/fair.py", "keys of a fair channel with the most waiting messages", default=(),
        note="of a fair channel: the keys, or tags, with the most waiting messages, at most 5: `key`, `waiting`, and `limited`: `rate`,"
        " `in flight`, or `\"\"`"),
