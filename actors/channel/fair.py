@@ -43,7 +43,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from typing import Final
 
 from ...transport.block.block import Block
@@ -145,7 +145,7 @@ class Tenants:
     # In
 
     def park(self, key: bytes | None, start: int, count: int) -> Tenant:
-        tenant = self.of(key)
+        tenant = self._tenants.get(key) or self.of(key)
         rows = len(tenant.runs)
         tenant.park(start, count)
         self.rows += len(tenant.runs) - rows
@@ -243,13 +243,16 @@ class Tenants:
                 self.again_rows -= 1
             self.again_messages -= count
             return
-        rows = len(tenant.runs)
-        tenant.take(count)
-        self.rows += len(tenant.runs) - rows
+        start, size, _ = tenant.runs.popleft()
+        if count < size:
+            tenant.runs.appendleft((start + count, size - count, 0))
+        else:
+            self.rows -= 1
+        tenant.messages -= count
         self.messages -= count
 
     def next_piles(self) -> Iterable[Tenant]:
-        return list(self.line)[: options.FETCHES_MAX]
+        return [*islice(self.line, options.FETCHES_MAX)]
 
     def forget_requests(self) -> None:
         for tenant in self.line:
@@ -383,16 +386,17 @@ class FairSupply(ParkedSupply):
         return self._known[1]
 
     def _park(self, block: Block, start: int, stop: int, rows_max: int = 0) -> int:
-        tenants = self._tenants
+        tenants, first, others = self._tenants, block.first_offset, len(self._unsorted)
         for low, high, key in self._spans_of(block):
             if high <= start:
                 continue
             if low >= stop:
                 break
-            if rows_max and low > start and self._rows() >= rows_max:
+            if rows_max and low > start and tenants.rows + others >= rows_max:
                 return low
-            low, high = max(low, start), min(high, stop)
-            tenant = tenants.park(key, block.first_offset + low, high - low)
+            low = low if low > start else start
+            high = high if high < stop else stop
+            tenant = tenants.park(key, first + low, high - low)
             if tenant.state is State.IDLE:
                 self._brings_new = True
                 tenants.queue(tenant, self.boot_ns)
@@ -509,6 +513,7 @@ class FairSupply(ParkedSupply):
     ) -> Filled:
         end = self._unsorted[0][0] if self._unsorted else self.next_offset
         tenants, allowed = self._tenants, self._tenants.allowance(tenant, self.boot_ns)
+        lasting: Block | None = None  # none of its messages has ended
         while tenant.credit > 0 and allowed > 0:
             may_new = new and bool(tenant.runs) and tenant.runs[0][0] < end
             again = bool(tenant.again) and not (tenant.again_last and may_new)
@@ -523,15 +528,19 @@ class FairSupply(ParkedSupply):
                 self._want(offset)
                 return Filled.NOT_NOW
             at = offset - block.first_offset
-            count = min(count, block.count - at)
-            reason, count = self.first_of(block, at, count, wall_ns)
-            if reason != WANTED:
-                tenants.taken(tenant, count, again=again)
-                self.looks -= count
-                self.give_up((offset, count, attempts), reason)
-                continue
+            if count > 1:
+                count = min(count, block.count - at)
+            if block is not lasting:
+                reason, count = self.first_of(block, at, count, wall_ns)
+                if reason != WANTED:
+                    tenants.taken(tenant, count, again=again)
+                    self.looks -= count
+                    self.give_up((offset, count, attempts), reason)
+                    continue
+                lasting = block if self.choice.endings.mask(block, wall_ns) is None else None
             sampled = consumer.sample_rate > 0 and not again
-            count = min(count, tenant.credit, allowed)
+            if count > 1:
+                count = min(count, tenant.credit, allowed)
             count = builder.count_that_fits(block, at, count, sampled=sampled)
             if not count:
                 return Filled.FULL
@@ -670,6 +679,9 @@ class FairSupply(ParkedSupply):
 
     def _parked_runs(self) -> Iterable[Run]:
         return chain(super()._parked_runs(), self._tenants.again_runs())
+
+    def _waiting_rows(self) -> Iterable[Run]:
+        return chain(super()._waiting_rows(), self._tenants.again_runs())
 
     # Reports
 

@@ -416,6 +416,16 @@ def test_after_a_start_no_message_overtakes_an_earlier_one_of_its_key() -> None:
     assert channel.one_by_one_offsets(4)[::2] in ([1, 2], [5, 6])
 
 
+def test_messages_of_many_keys_that_alternate_are_a_few_rows_of_the_state_store() -> None:
+    channel = fair(ready=10)
+    for _ in range(10):
+        channel.take("abcde" * 20)
+    assert len(channel.offsets()) == 10
+    rows = channel.commit().holes_put
+    assert len(rows) <= 11, "those in flight, and what is between and behind them"
+    assert sum(count for _, count, *_ in rows) == 1_000
+
+
 def test_a_start_finds_the_order_again() -> None:
     channel = fair()
     channel.take("a" * 20 + "b" * 20)
