@@ -111,7 +111,7 @@ def describe(rows: Iterable[Setting], settings: Mapping[str, object]) -> str:
 
 
 def _shown(row: Setting, value: Any) -> str:
-    if not value and (row.shows_none or row.no_bound == 0):
+    if value is False or (not value and (row.shows_none or row.no_bound == 0)):
         return row.shows_none
     if value is None or value == NONE:
         text = "as set for the broker" if value is None else "none"
