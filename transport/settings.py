@@ -589,6 +589,7 @@ def split_weights(text: str) -> dict[str, int]:
             f"fair_weights must be like gold=5,free=1, with weights from 1 to {WEIGHT_MAX}, not "
             f"{_short(part)}",
         )
+        check(name not in weights, f"fair_weights has {_short(name)} twice")
         weights[name] = int(digits)
     check(
         len(weights) <= WEIGHTS_MAX,
