@@ -870,4 +870,7 @@ class ChannelCore:
     def details(self, now_ns: int, wall_ns: int) -> ChannelDetails:
         """Return the reports on consumers and the latencies."""
         details = self.measurements.details(self.consumers.values(), now_ns, wall_ns)
-        return {**details, "blocked_by": self.supply.blockers(), "tenants": self.supply.tenants()}
+        tenants = self.supply.tenants()
+        if not self.is_wanted():  # without consumers, no limit is the reason
+            tenants = tuple({**tenant, "limited": ""} for tenant in tenants)
+        return {**details, "blocked_by": self.supply.blockers(), "tenants": tenants}

@@ -180,6 +180,13 @@ class Tenants:
         most = self.in_flight_max
         return 0 < most <= tenant.in_flight and tenant.key is not None
 
+    def held_by(self, tenant: Tenant, boot_ns: int) -> str:
+        """Return the limit that holds the messages of a tenant back now, or ""."""
+        limit = tenant.limit
+        if tenant.state is State.RATE and (limit is None or limit.room(boot_ns)):
+            return ""  # it waits for a consumer meanwhile
+        return tenant.state.value if tenant.state in (State.RATE, State.IN_FLIGHT) else ""
+
     def _rest(self, tenant: Tenant, boot_ns: int) -> None:
         """Forget a tenant without messages, at once or when its bucket is full."""
         tenant.credit = 0
@@ -415,7 +422,9 @@ class FairSupply(ParkedSupply):
                 continue
             start = first - block.first_offset
             stop = min(block.count, start + count)
-            for low, high, key in self._spans_of(block):
+            alone = stop - start == 1
+            spans = [(start, stop, self._key_at(block, first))] if alone else self._spans_of(block)
+            for low, high, key in spans:
                 low, high = max(low, start), min(high, stop)
                 if low < high:
                     run = (block.first_offset + low, high - low, attempts)
@@ -698,9 +707,7 @@ class FairSupply(ParkedSupply):
                 if tenant.key is None
                 else tenant.key.decode("utf-8", "replace")[:KEY_SHOWN],
                 "waiting": tenant.waiting,
-                "limited": tenant.state.value
-                if tenant.state in (State.RATE, State.IN_FLIGHT)
-                else "",
+                "limited": self._tenants.held_by(tenant, self.boot_ns),
             }
             for tenant in self._tenants.largest(options.TENANTS_SHOWN)
         )

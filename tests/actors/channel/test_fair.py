@@ -194,6 +194,14 @@ def test_a_key_has_only_its_messages_in_flight_and_others_go_on() -> None:
     channel.take("a" * 10 + "b" * 3 + "...")
     assert sorted(channel.sent()) == sorted("aabb...")
     assert channel.channel.supply.tenants()[0] == {"key": "a", "waiting": 8, "limited": "in flight"}
+    assert limits(channel) == ["in flight", "in flight"]
+    channel.channel.unsubscribe(A, Departure.LEFT)
+    assert limits(channel) == ["", ""], "without a consumer, no limit is the reason"
+
+
+def limits(channel: FairHarness) -> list[str]:
+    details = channel.channel.details(channel.now_ns, channel.wall_ns)
+    return [tenant["limited"] for tenant in details["tenants"]]
 
 
 @pytest.mark.parametrize("how", ["finish", "requeue", "later", "reject", "lost", "left", "skip"])
@@ -249,6 +257,11 @@ def test_a_key_over_its_rate_waits_and_others_go_on() -> None:
     assert channel.channel.supply.tenants()[0] == {"key": "a", "waiting": 3, "limited": "rate"}
     channel.now_ns = channel.channel.limit_due_ns(channel.now_ns)
     assert sorted(channel.sent()) == ["a", "b"]
+    channel.channel.set_ready(A, 1)  # it has no room, so the rate is not the reason for long
+    assert limits(channel) == ["rate"]
+    channel.now_ns += 5 * S
+    assert channel.sent() == ""
+    assert limits(channel) == [""]
     assert channel.channel.statistics(8)["limited_since"] is None, "that is about the channel"
 
 
