@@ -152,7 +152,14 @@ def cluster() -> Report:
         for at in range(11)
     ]
     topic: Any = {"topic": "t", "uuid": "u", "parts": (0, 10), "closed": (1,), "moves": {}}
-    known: Any = {"directory": 1, "is_shared": True, "trouble": "", "auto": None, "moving": 0, "planned": 0}
+    known: Any = {
+        "directory": 1,
+        "is_shared": True,
+        "trouble": "",
+        "auto": None,
+        "moving": 0,
+        "planned": 0,
+    }
     told: Any = {"brokers": brokers, "topics": [topic], **known}
     silent = [Answer("tcp://1:1", why="no answer")]
     return merge(told, {0: [Answer("", here)], **dict.fromkeys(range(1, 11), silent)})
