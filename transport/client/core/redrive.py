@@ -114,7 +114,7 @@ class Letter(Protocol):
 
 
 class HeldLetter(Protocol):
-    """What a redrive knows about a letter that its consumer got."""
+    """The part of a received letter that says whether it may still be sent."""
 
     @property
     def leased(self) -> bool: ...

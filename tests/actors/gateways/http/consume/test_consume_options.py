@@ -66,6 +66,12 @@ def refused(site: ConsoleSite, path: str, options: Any) -> tuple[int, str]:
             "give reject, or delay_s, backoff or defer, not both",
         ),
         ("requeue", {"tokens": [TOKEN], "error": 5}, "error must be a text"),
+        ("requeue", {"tokens": [TOKEN], "reject": 1}, "reject must be true or false, not 1"),
+        (
+            "requeue",
+            {"tokens": [TOKEN], "defer": "yes"},
+            "defer must be true or false, not 'yes'",
+        ),
     ],
 )
 def test_an_invalid_option_is_named(site: ConsoleSite, verb: str, options: Any, why: str) -> None:
