@@ -267,6 +267,9 @@ def main(arguments: list[str]) -> int:
     defect = DEFECTS[given.broken] if given.broken else None
     if given.attributes or (defect is not None and defect.attributes):
         scenario.ATTRIBUTES = 1.0
+    elif defect is not None:
+        # So the seeds that find the other defects remain.
+        scenario.ATTRIBUTES = scenario.CHOOSY = 0.0
     scenario.URGENT = given.urgent or (defect is not None and defect.urgent)
     stands_by = given.standby or (defect is not None and defect.standby)
     ships = stands_by or (defect is not None and defect.ships)

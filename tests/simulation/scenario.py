@@ -59,7 +59,7 @@ class Scenario:
 HASTY: Final = 0.12  # share of seeds with topics that answer before the sync
 BOUNDED: Final = 0.03  # share of seeds with a topic that drops its oldest messages
 ATTRIBUTES = 0.25  # share of seeds with a topic whose messages have attributes
-CHOOSY: Final = 0.15  # share of the channels without settings that are fair or have a limit
+CHOOSY = 0.15  # share of the channels without settings that are fair or have a limit
 CHOOSY_SETTINGS: Final[tuple[dict[str, Any], ...]] = (
     {"fair_by": "key"},
     {"fair_by": "tag", "max_in_flight_per_key": 3},
