@@ -183,7 +183,9 @@ class Parts:
         if isinstance(message, _OfCluster) or (
             isinstance(message, CreateTopicRequest) and message.parts is not None
         ):
-            reads = isinstance(message, ClusterRequest) and message.fresh
+            # A broker that lags would not know the broker, or that it has parts.
+            reads = isinstance(message, DrainBrokerRequest | ForgetBrokerRequest)
+            reads = reads or (isinstance(message, ClusterRequest) and message.fresh)
             if not is_fresh and (reads or not self._view.is_read):
                 self._read(partial(self._manage_after_read, message, carry_out))
             else:
