@@ -429,10 +429,12 @@ class TakePart(Order[Done]):
     (storage/bucket/shipping/part_taking.py).
 
     `url` is the bucket of the other broker. `reserve`: leave out this many offsets, because that
-    broker was forgotten, and may have given them out.
+    broker was forgotten, and may have given them out. With the `url` "", the part is in the
+    directory, and only these offsets are left out. `base_offset` is then that of the part.
 
     Done.data: {"row": the row of the part in the registry of the other broker, "start", "end",
-    "archived": the offsets, and the messages that are only in the archive}. Failed: E_BUCKET,
+    "archived": the offsets, and the messages that are only in the archive}. With the `url` "", it
+    has only the offsets. Failed: E_BUCKET,
     E_CHECKSUM, E_DISK_FULL.
     """
 
@@ -443,6 +445,7 @@ class TakePart(Order[Done]):
     tick: int
     directory: str
     reserve: int = 0
+    base_offset: int = 0
 
 
 @record

@@ -664,7 +664,10 @@ class Parts:
             case Open(name=name, topic=topic, hold=hold):
                 settings = topic.settings
                 sync = str(settings.get("sync", ""))
-                create_topic(self._broker, name, sync, retention_of(settings), topic.uuid, hold)
+                create_topic(
+                    self._broker, name, sync, retention_of(settings), topic.uuid, hold.number,
+                    hold.reserves * options.SHIP_RESERVE,
+                )  # fmt: skip
                 log.info("part %s is opened", name)
                 self._note("create", name)
             case Join():
@@ -686,10 +689,7 @@ class Parts:
                 self._broker.forget_archive(row.uuid)
                 log.info("the files of part %s are removed: this broker has it no more", name)
                 self._is_due = True
-            case Resume():
-                self._moves.resume(step)
-                self._note(ROW_OF[MovePartRequest].name, step.name)
-            case Prepare() | Release() | Give() | Take() | Confirm() | Reclaim():
+            case Prepare() | Release() | Give() | Resume() | Take() | Confirm() | Reclaim():
                 self._moves.begin(step)
 
     def _join(self, step: Join) -> None:
@@ -745,7 +745,7 @@ class Parts:
     def _step_done(self, step: LongStep) -> None:
         self._view.failures.pop(step.name, None)
         self._is_due = True
-        if isinstance(step, (Give, Take)):
+        if isinstance(step, (Give, Resume, Take)):
             self._note(ROW_OF[MovePartRequest].name, step.name)
 
     def noted(self, key: int, stats: Mapping[str, Any]) -> None:

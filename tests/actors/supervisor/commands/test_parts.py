@@ -132,10 +132,12 @@ class World:
         return True
 
     def _create(
-        self, broker: Any, name: str, sync: str, retention: Any, of_topic: str, hold: int
-    ) -> None:
+        self, broker: Any, name: str, sync: str, retention: Any, of_topic: str, hold: int,
+        start: int,
+    ) -> None:  # fmt: skip
         if self.refusal is not None:
             raise self.refusal
+        assert bool(start) == bool(hold), "only what a lost broker had begins behind a gap"
         row = TopicRow(1, "f" * 32, sync, 0, retention=retention, part_of=of_topic, hold=hold)
         self.rows[name] = row
         self.groups[name] = Group(self.rows[name])

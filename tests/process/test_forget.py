@@ -1,0 +1,82 @@
+"""Tests of brokers that a cluster forgets in the middle of a move, or by itself, with real
+processes.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from support.broker import Broker, wait_for
+from support.cluster import Cluster, running
+from support.cluster_traffic import DONE_S, parts_of
+
+import zsq
+from zsq.storage.bucket.bucket_url import parse_bucket_url
+from zsq.storage.bucket.folder_bucket import FolderBucket
+from zsq.storage.cluster.directory import ReadyEntry, decode_entry
+from zsq.storage.cluster.directory_log import DirectoryLog
+from zsq.storage.files import Files
+
+SAFE = ("--sync", "bucket")
+SKIPPED = 1 << 16
+
+
+def wait_ready(cluster: Cluster) -> None:
+    """Wait until the target of a move has said that it is ready."""
+    log = DirectoryLog(FolderBucket(Files(), parse_bucket_url(cluster.place)))
+
+    def is_ready() -> bool:
+        log.read_on()
+        return any(isinstance(decode_entry(raw), ReadyEntry) for raw in log.take().entries)
+
+    wait_for(is_ready, DONE_S)
+
+
+def stop_before_it_confirms(cluster: Cluster, target: Broker) -> None:
+    """Stop the target of a move when it is ready. The part is given to it all the same."""
+    wait_ready(cluster)
+    target.signal_all(signal.SIGSTOP)
+
+
+def test_a_part_that_comes_back_from_a_broker_that_is_gone_uses_no_offset_twice(
+    tmp_path: Path,
+) -> None:
+    """The other broker may have given out offsets before it died, and shipped nothing of them."""
+    with running(tmp_path, *SAFE) as cluster:
+        one, two = cluster.brokers
+        with zsq.Admin(one.tcp, timeout=30) as admin:
+            admin.create_topic("t", parts=1, brokers=[0], sync="bucket")
+            admin.create_channel("t", "c")
+            with zsq.Producer(one.tcp) as producer:
+                for number in range(3):
+                    assert producer.publish("t", b"%d" % number).wait() == number
+                producer.publish("t", b"late", delay=4)
+            admin.move_part("t#0", 1)
+            stop_before_it_confirms(cluster, two)
+            wait_for(lambda: admin.cluster()["topics"][0]["origins"], DONE_S)
+            two.signal_all(signal.SIGKILL)
+            admin.forget_broker(1, force=True)
+            wait_for(lambda: parts_of(cluster, "t") == [0], DONE_S)
+            with zsq.Producer(one.tcp, timeout=DONE_S) as producer:
+                first = producer.publish("t", b"3").wait()
+            assert first >= 3 + SKIPPED
+            one.signal_all(signal.SIGKILL)
+            one.start()
+            # The bucket has the gap, too: another broker can take the part from there.
+            three = cluster.add()
+            cluster.brokers.append(three)
+            three.start()
+            wait_for(lambda: len(admin.cluster(fresh=True)["brokers"]) == 3, DONE_S)
+            admin.move_part("t#0", 2)
+            wait_for(lambda: parts_of(cluster, "t") == [2], DONE_S)
+        found: dict[bytes, int] = {}
+        with zsq.Consumer("t", "c", url=three.tcp, timeout=DONE_S) as consumer:
+            while len(found) < 5:
+                message = consumer.receive(timeout=DONE_S)
+                assert message is not None
+                found[bytes(message.body)] = message.offset
+                message.finish()
+        late = found.pop(b"late")
+        assert found == {b"0": 0, b"1": 1, b"2": 2, b"3": first}
+        assert late not in found.values()
