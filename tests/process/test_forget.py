@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support.broker import Broker, wait_for
 from support.cluster import Cluster, running
-from support.cluster_traffic import DONE_S, parts_of
+from support.cluster_traffic import DONE_S, Traffic, check_log, parts_of
 
 import zsq
 from zsq.storage.bucket.bucket_url import parse_bucket_url
@@ -80,3 +80,26 @@ def test_a_part_that_comes_back_from_a_broker_that_is_gone_uses_no_offset_twice(
         late = found.pop(b"late")
         assert found == {b"0": 0, b"1": 1, b"2": 2, b"3": first}
         assert late not in found.values()
+
+
+def test_a_broker_that_was_only_cut_off_acknowledges_nothing_more_and_says_why_it_ends(
+    tmp_path: Path,
+) -> None:
+    """Its clients are connected all the time, and it has not heard that it was forgotten."""
+    with running(tmp_path, *SAFE) as cluster:
+        two = cluster.brokers[1]
+        with zsq.Admin(cluster.brokers[0].tcp, timeout=30) as admin:
+            admin.create_topic("t", parts=2, brokers=[1, 0], sync="bucket")
+            with Traffic(cluster, "t") as traffic:
+                two.signal_all(signal.SIGSTOP)
+                admin.forget_broker(1, force=True)
+                wait_for(lambda: parts_of(cluster, "t") == [0, 0], DONE_S)
+                two.signal_all(signal.SIGCONT)
+                traffic.goes_on()
+                assert two.process is not None
+                wait_for(lambda: two.process.poll() is not None, DONE_S)  # type: ignore[union-attr]
+        check_log(cluster, "t", traffic.acknowledged)
+        said = two.log.read_text()
+        assert "the cluster has forgotten this broker: its parts are at other brokers" in said
+        assert "has taken over" not in said
+        assert "is a standby now" not in said
