@@ -251,7 +251,7 @@ def taken_over_by(index: Index) -> str:
     """Return who has continued a log, or ended it, as a sentence without its end."""
     if index.is_ended:
         who = "the cluster has forgotten this broker: its parts are at other brokers, and host"
-        return f"{who} {index.host} has ended its log"
+        return f"{who} {index.host} has ended its shipping"
     return f"copy {index.copy[:8]} of this broker on host {index.host} has taken over"
 
 
