@@ -14,8 +14,9 @@ from support.cluster_traffic import DONE_S, Traffic, check_log, parts_of
 import zsq
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.folder_bucket import FolderBucket
-from zsq.storage.cluster.directory import ReadyEntry, decode_entry
+from zsq.storage.cluster.directory import AutoEntry, ReadyEntry, decode_entry
 from zsq.storage.cluster.directory_log import DirectoryLog
+from zsq.storage.cluster.notices import parse_notice
 from zsq.storage.files import Files
 
 SAFE = ("--sync", "bucket")
@@ -103,3 +104,55 @@ def test_a_broker_that_was_only_cut_off_acknowledges_nothing_more_and_says_why_i
         assert "the cluster has forgotten this broker: its parts are at other brokers" in said
         assert "has taken over" not in said
         assert "is a standby now" not in said
+
+
+def fast(broker: Broker) -> None:
+    """Let a broker announce itself often, so that its silence is noticed soon."""
+    text = (
+        "import runpy; from zsq.storage.cluster import notices; notices.UP_S, notices.NOTICE_S = "
+        "4.0, 0.5; from zsq.actors.bucket.archive import cluster_reader; cluster_reader.LOOK_MS = "
+        "250; from zsq.actors.supervisor.commands import parts; parts.QUIET_S = 1.0; "
+        "runpy.run_module('zsq', run_name='__main__')"
+    )
+    broker.program = ("-c", text)
+
+
+def test_a_broker_that_is_silent_for_the_time_of_auto_is_forgotten_and_one_that_falters_is_not(
+    tmp_path: Path,
+) -> None:
+    cluster = Cluster(tmp_path, *SAFE, count=3)
+    for broker in cluster.brokers:
+        fast(broker)
+    try:
+        cluster.start()
+        gone, url = cluster.brokers[1], cluster.brokers[0].tcp
+        # The command permits 60 s at least.
+        bucket = FolderBucket(Files(), parse_bucket_url(cluster.place))
+        DirectoryLog(bucket).append(AutoEntry("a" * 32, True, 0, 2, 5))
+        with zsq.Admin(url, timeout=30) as admin:
+            admin.create_topic("t", parts=3, brokers=[0, 1, 2], sync="bucket")
+            names = [row["uuid"] for row in admin.cluster(fresh=True)["brokers"]]
+            with Traffic(cluster, "t") as traffic:
+                # All have announced themselves for long enough to be missed.
+                wait_for(lambda: {seen_of(bucket, name) > 8 for name in names} == {True}, DONE_S)
+                gone.signal_all(signal.SIGSTOP)
+                before = seen_of(bucket, names[0])
+                wait_for(lambda: seen_of(bucket, names[0]) > before + 3, DONE_S)
+                gone.signal_all(signal.SIGCONT)
+                before = seen_of(bucket, names[1])
+                wait_for(lambda: seen_of(bucket, names[1]) > before, DONE_S)
+                assert not any(row["gone"] for row in admin.cluster(fresh=True)["brokers"])
+                gone.signal_all(signal.SIGKILL)
+                wait_for(lambda: 1 not in parts_of(cluster, "t"), DONE_S)
+                traffic.goes_on()
+            rows = admin.cluster(fresh=True)["brokers"]
+            assert [row["gone"] for row in rows] == [False, True, False]
+        check_log(cluster, "t", traffic.acknowledged)
+    finally:
+        cluster.close()
+
+
+def seen_of(bucket: FolderBucket, uuid: str) -> int:
+    """Return how many notices a broker has created."""
+    notices = [parse_notice(name) for name in bucket.names("alive/")]
+    return max((count for of_broker, count in notices if of_broker == uuid), default=0)
