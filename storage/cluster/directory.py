@@ -820,8 +820,8 @@ def _reclaimed(topic: PartedTopic, entry: ReclaimEntry) -> PartedTopic:
     # A broker that has released the part, and still has its files, simply goes on with them.
     origin = NOBODY if broker == entry.source else entry.source
     log = "" if entry.source == NOBODY else entry.log
-    # What the forgotten broker had shipped has the gap that it began behind.
-    reserves = 1 if entry.source == topic.parts[part] else topic.hold(part).reserves + 1
+    # What the forgotten broker had shipped may lack the gap that it began behind.
+    reserves = topic.hold(part).reserves + 1
     hold = Hold(entry.hold, origin=origin, log=log, tick=max(0, entry.tick), reserves=reserves)
     changed = topic.with_hold(part, hold)
     return changed._replace(parts=(*topic.parts[:part], broker, *topic.parts[part + 1 :]))

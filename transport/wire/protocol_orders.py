@@ -467,8 +467,10 @@ class EndLog(Order[Done]):
 class FindPart(Order[Done]):
     """Find a part in the bucket at `url` of a broker that was forgotten, which had it in this hold.
 
-    `of_topic` is the uuid of its topic. Done.data: {"log": the uuid of its log, or "" if the bucket
-    has nothing of it, "tick": a tick that has it}. Failed: E_BUCKET.
+    `of_topic` is the uuid of its topic. `given`: the uuid of the log, if the broker may have been
+    lost between the release of the part and this hold, which is its own. Done.data: {"log": the
+    uuid of its log, or "" if the bucket has nothing of it, "tick": a tick that has it}. Failed:
+    E_BUCKET.
     """
 
     op: ClassVar[int] = 8
@@ -476,6 +478,7 @@ class FindPart(Order[Done]):
     name: str
     of_topic: str
     hold: int
+    given: str = ""
 
 
 # To any actor

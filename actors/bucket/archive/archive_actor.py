@@ -278,7 +278,8 @@ class ArchiveActor(Actor[ArchiveStart]):
     def _find_part(self, order: p.FindPart) -> None:
         def find() -> dict[str, Any]:
             other = self._open_other(order.url)
-            return find_part(other, order.name, order.of_topic, order.hold)._asdict()
+            found = find_part(other, order.name, order.of_topic, order.hold, order.given)
+            return found._asdict()
 
         self._taking_thread().submit(partial(self._took_part, order.request), find)
 

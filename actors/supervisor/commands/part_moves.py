@@ -307,6 +307,7 @@ class PartMoves:
             name=step.name,
             of_topic=step.topic.uuid,
             hold=hold.number,
+            given=hold.log if hold.origin == NOBODY else "",
         )
         self._order(step, find, TAKEN_S, found)
 

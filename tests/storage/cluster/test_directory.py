@@ -493,11 +493,10 @@ def test_each_lost_broker_whose_bucket_lacked_a_part_adds_to_its_gap() -> None:
         ready(0, 0, 1, 41), give(0, 1, 1, 42), forget(1, 43), reclaim(0, 2, 2, 0, 44),
         forget(2, 45),
     ]  # fmt: skip
-    gap = {0: 2, 2: 1}  # what broker 2 had shipped begins behind the first gap
-    for source, reserves in gap.items():
+    for source in (0, 2):  # what broker 2 had shipped may lack the first gap
         directory, counts = replay(*entries, reclaim(0, 3, 3, source, 46))
         assert counts[-1]
-        assert directory.topics["clicks"].hold(0).reserves == reserves
+        assert directory.topics["clicks"].hold(0).reserves == 2
     unshipped: list[Entry] = [*THREE_BROKERS, topic(5, brokers=(1, 0)), forget(1, 40)]
     unshipped += [reclaim(0, 1, 2, NOBODY, 41), forget(2, 42), reclaim(0, 2, 0, NOBODY, 43)]
     directory, counts = replay(*unshipped)

@@ -411,6 +411,7 @@ def test_a_part_of_a_forgotten_broker_is_reclaimed_from_where_it_is(
     world.moves.begin(step)
     find = world.obey(log=log, tick=5)
     assert (find.url, find.name, find.of_topic, find.hold) == ("s3://b/1", NAME, TOPIC, 4)
+    assert find.given == ("e" * 32 if origin == -1 else ""), "it may have come back to its broker"
     entry = decode_entry(world.obey(number=5).entry)
     assert isinstance(entry, ReclaimEntry)
     assert entry == ReclaimEntry(entry.id, TOPIC, 0, 5, 0, *expected[:2], expected[2])
