@@ -378,7 +378,7 @@ class ChannelCore:
         self._lease_rows += len(runs)
         if consumer.reports:
             self._held += count
-            self._expiries.add(self._token, parts)
+            self._expiries.add(self._token, parts, self._leases)
         else:
             lease.begin((), now_ns)
             self._deadlines.set(self._token, now_ns + consumer.timeout_ns)

@@ -19,7 +19,7 @@ same key is delivered, and so are messages after a seek back.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final, TypeVar
 
 from ...transport.block.block import Block
@@ -32,6 +32,7 @@ from ..settings import options
 
 ALIVE: Final = 0
 BLOCKS_KNOWN: Final = 8  # the examined blocks that are remembered, because they come in pieces
+ROWS_FREE: Final = 1_000  # rows of held messages that are not looked through
 FAR_NS: Final = 1 << 62
 _T = TypeVar("_T")
 Part = tuple[Block, int, int]
@@ -164,9 +165,15 @@ class HeldExpiries:
     def __init__(self, endings: Endings) -> None:
         self._endings = endings
         self._heap: list[tuple[int, int, int, int]] = []
+        self._most = ROWS_FREE  # beyond so many rows, those of answered deliveries are dropped
 
-    def add(self, token: int, parts: Sequence[Part]) -> None:
-        """Note a delivery. Adjacent messages with the same time share a row."""
+    def add(self, token: int, parts: Sequence[Part], living: Container[int]) -> None:
+        """Note a delivery. Adjacent messages with the same time share a row.
+
+        `living`: the tokens of deliveries that are not answered. The rows of others are dropped
+        now and then. Otherwise each message that lives for a week would leave a row for a week,
+        although it was finished at once.
+        """
         rows: list[tuple[int, int, int]] = []
         for block, start, stop in parts:
             if not block.header.flags & EXPIRES:
@@ -180,6 +187,13 @@ class HeldExpiries:
                     rows.append((time_ns, offset, 1))
         for time_ns, first, count in rows:
             heapq.heappush(self._heap, (time_ns, token, first, count))
+        if len(self._heap) > self._most:
+            self._heap = [row for row in self._heap if row[1] in living]
+            heapq.heapify(self._heap)
+            self._most = 2 * len(self._heap) + ROWS_FREE
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     @property
     def next_ns(self) -> int:

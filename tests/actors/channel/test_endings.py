@@ -9,7 +9,7 @@ import pytest
 
 from tests.actors.conftest import ChannelHarness
 from zsq import Refused
-from zsq.actors.channel.endings import Endings
+from zsq.actors.channel.endings import Endings, HeldExpiries
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.client.core.packing import pack_many
@@ -198,3 +198,13 @@ def test_the_cost_of_a_block_does_not_grow_with_the_pieces_in_which_it_comes(
     assert sum(size for _, ranges in told for _, size in ranges) == count
     assert harness.channel.counters["expired_count"] == count
     assert harness.channel.in_flight == 0
+
+
+def test_deliveries_that_are_answered_leave_no_rows_until_they_expire(endings: Endings) -> None:
+    held = HeldExpiries(endings)
+    for token in range(5_000):
+        block = block_at(token, {EXPIRES_HEADER: 86_400_000 + token})
+        held.add(token, [(block, 0, 1)], range(token - 5, token + 1))
+    assert len(held) <= 1_010
+    assert held.due(86_500 * S) == {}
+    assert list(held.due(90_000 * S))[-6:] == [*range(4_994, 5_000)]
