@@ -139,6 +139,10 @@ class ChannelCore:
         self._ending = False
         self.holds = False  # it gives out no message for a moment, because it is to move
 
+    def set_lifetime(self, lifetime_s: float) -> None:
+        """Set the lifetime of messages that have none of their own, or NONE."""
+        self.supply.choice.endings.set_lifetime(lifetime_s)
+
     def configure(self, settings: ChannelSettings) -> None:
         """Apply these settings from now on. Settings listed in `FIXED` stay as they were."""
         self.settings = settings

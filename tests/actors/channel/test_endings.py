@@ -48,6 +48,34 @@ def test_the_age_of_the_channel_and_the_lifetime_apply_both(endings: Endings) ->
     assert endings.mask(block, 106 * S) == bytes([EXPIRED] * 2)
 
 
+def test_the_lifetime_of_the_topic_is_for_messages_without_one_of_their_own(
+    endings: Endings,
+) -> None:
+    plain, mixed = block_at(0, None, None), block_at(2, {EXPIRES_HEADER: 9_000}, None)
+    assert endings.mask(mixed, 200 * S) == bytes([EXPIRED, 0])
+    endings.set_lifetime(2)
+    assert endings.mask(plain, 102 * S - 1) is None
+    assert endings.mask(plain, 102 * S) == bytes([EXPIRED] * 2)
+    assert endings.mask(mixed, 102 * S) == bytes([0, EXPIRED])
+    assert endings.mask(mixed, 109 * S) == bytes([EXPIRED] * 2)
+    endings.max_age_ns = 1 * S
+    assert endings.mask(plain, 101 * S + 1) == bytes([EXPIRED] * 2)
+    endings.max_age_ns = 0
+    endings.set_lifetime(-1)
+    assert endings.mask(plain, 200 * S) is None
+    assert endings.mask(mixed, 102 * S) is None
+
+
+def test_held_messages_expire_with_the_lifetime_of_the_topic(endings: Endings) -> None:
+    held = HeldExpiries(endings)
+    endings.set_lifetime(2)
+    plain, mixed = block_at(0, None, None, None), block_at(3, {EXPIRES_HEADER: 9_000}, None)
+    held.add(1, [(plain, 1, 3), (mixed, 0, 2)], {1})
+    assert held.next_ns == 102 * S
+    assert held.due(102 * S) == {1: [(1, 2), (4, 1)]}
+    assert held.due(109 * S) == {1: [(3, 1)]}
+
+
 def test_a_revoked_key_cancels_the_messages_below_its_end(endings: Endings) -> None:
     endings.revoke(["a"], 12)
     assert endings.mask(keyed(10, "a", "b", "a"), 0) == bytes([CANCELLED, 0, 0])

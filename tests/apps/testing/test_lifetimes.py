@@ -200,6 +200,19 @@ def expires_again_after_a_seek(world: World) -> None:
     assert world.rest(consumer) == []
 
 
+def expires_by_the_topic(world: World) -> None:
+    world.admin.create_topic(world.topic, expires_s=LIFE_S)
+    world.channel()
+    world.channel("d", max_age_s=LIFE_S / 2)
+    world.publish(b"a")
+    world.publish(b"b", expires_in=3 * LIFE_S)
+    world.publish(b"c", delay=LIFE_S / 2)
+    world.space.advance(LIFE_S / 2 + 1)
+    assert world.rest(channel="d") == [b"c"]
+    world.space.advance(LIFE_S / 2)
+    assert world.rest() == [b"b", b"c"]
+
+
 # Cancelling
 
 
@@ -370,6 +383,7 @@ EXPIRY: Final[dict[str, Callable[[World], None] | None]] = {
     "is with a handler": expires_with_a_handler,
     "is with a consumer, and no handler has begun it": expires_held,
     "was delivered before, and comes again after a seek": expires_again_after_a_seek,
+    "has no lifetime, in a topic with one": expires_by_the_topic,
     "is published over NSQ or as a Spark row": None,  # nothing happens
 }
 CANCELLING: Final[dict[str, Callable[[World], None]]] = {
