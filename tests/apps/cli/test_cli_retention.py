@@ -128,7 +128,11 @@ class Shell:
 
     def settings(self, topic: str) -> dict[str, Any]:
         found = json.loads(self("stats", topic, "--json"))["topics"][0]["retention"]
-        return {name: value for name, value in found.items() if value not in (-1, "on", "default")}
+        return {
+            name: value
+            for name, value in found.items()
+            if value not in (-1, "on", "default", 600.0)
+        }
 
 
 @pytest.fixture(scope="module")
