@@ -72,6 +72,27 @@ def test_everything_of_a_message_arrives_in_order(
     assert facts(other.ipc) == facts(shared.ipc)
 
 
+def test_lifetimes_and_revoke_keys_count_at_the_target(
+    shared: Broker, other: Broker, topic: str
+) -> None:
+    """Ids do not: a mirror stores each message exactly once by itself."""
+    with zsq.Producer(shared.ipc) as producer, zsq.Admin(other.ipc) as admin:
+        admin.create_channel(topic, "c")
+        producer.publish(topic, b"dies", expires_in=0.001)
+        producer.publish(topic, b"lives", expires_in=600, dedupe_id="one")
+        producer.publish(topic, b"revoked", revoke_key="k")
+        rows = [{"zsq-channel": "d", "zsq-revoke-key": "k"}, {"zsq-expires-ms": 1}, None]
+        producer.publish_many(topic, [b"addressed", b"dies too", b"plain"], headers=rows)
+        forward(f"{topic}/mirror", f"{other.tcp}/{topic}", shared.ipc)
+        admin.revoke(topic, "k")
+
+        def left() -> list[bytes | None]:
+            messages = (one.message for one in admin.peek(topic, "c").messages)
+            return [message and message.body for message in messages]
+
+        wait_for(lambda: left() == [b"lives", b"plain"])
+
+
 def test_a_killed_mirror_stores_nothing_twice(
     shared: Broker, other: Broker, topic: str, tmp_path: Path
 ) -> None:
