@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.broker import Broker, wait_for
@@ -81,7 +82,7 @@ def test_lifetimes_and_revoke_keys_count_at_the_target(
         producer.publish(topic, b"dies", expires_in=0.001)
         producer.publish(topic, b"lives", expires_in=600, dedupe_id="one")
         producer.publish(topic, b"revoked", revoke_key="k")
-        rows = [{"zsq-channel": "d", "zsq-revoke-key": "k"}, {"zsq-expires-ms": 1}, None]
+        rows: list[Any] = [{"zsq-channel": "d", "zsq-revoke-key": "k"}, {"zsq-expires-ms": 1}, None]
         producer.publish_many(topic, [b"addressed", b"dies too", b"plain"], headers=rows)
         forward(f"{topic}/mirror", f"{other.tcp}/{topic}", shared.ipc)
         admin.revoke(topic, "k")
