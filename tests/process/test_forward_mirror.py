@@ -208,8 +208,8 @@ def test_a_message_that_the_target_refuses_becomes_a_dead_letter(
 def test_a_refused_message_that_is_too_old_for_the_channel_is_reported(
     shared: Broker, other: Broker, topic: str
 ) -> None:
-    """The channel skips it for its age, so it cannot be made a dead letter. Message 3 has expired by
-    itself.
+    """The channel skips it for its age, so it cannot be made a dead letter. Message 3 says itself
+    when it expires.
     """
     with zsq.Producer(shared.ipc) as producer:
         producer.publish_many(topic, [b"0", b"1" * 20_000, b"2"])
