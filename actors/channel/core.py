@@ -140,6 +140,10 @@ class ChannelCore:
         self._ending = False
         self.holds = False  # it gives out no message for a moment, because it is to move
 
+    def set_lifetime(self, lifetime_s: float) -> None:
+        """Set the lifetime of messages that have none of their own, or NONE."""
+        self.supply.choice.endings.set_lifetime(lifetime_s)
+
     def configure(self, settings: ChannelSettings) -> None:
         """Apply these settings from now on. Settings listed in `FIXED` stay as they were."""
         self.settings = settings
@@ -382,7 +386,7 @@ class ChannelCore:
         self._lease_rows += len(runs)
         if consumer.reports:
             self._held += count
-            self._expiries.add(self._token, parts)
+            self._expiries.add(self._token, parts, self._leases)
         else:
             lease.begin((), now_ns)
             self._deadlines.set(self._token, now_ns + consumer.timeout_ns)

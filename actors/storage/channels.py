@@ -52,6 +52,7 @@ from ...transport.errors import (
     ZsqError,
 )
 from ...transport.names import check_name, is_ephemeral
+from ...transport.settings import NONE
 from ...transport.wire import protocol as p
 from ...transport.wire.protocol import Save
 from ..primitives.ranges import Span, joined, within
@@ -261,6 +262,7 @@ class Channels:
         *,
         in_memory: bool = False,
         finishes_must_wait: Callable[[], bool] = lambda: False,
+        expires_s: float = NONE,
     ) -> None:
         """Take over the channels of the table.
 
@@ -271,6 +273,7 @@ class Channels:
         self._state = state
         self.sync = sync
         self._finishes_must_wait = finishes_must_wait
+        self.expires_s = expires_s  # the topic's setting, which each channel learns when it opens
         self.rows = dict(table.channels)
         self.memory = MemoryRows()
         self.in_memory = in_memory
@@ -455,6 +458,7 @@ class Channels:
             "start": self._log.start,
             "deferred": deferred,
             "gaps": self.gaps(),
+            "expires_s": self.expires_s,
         }
         size = options.SAVE_ROWS_MAX
         for at in range(0, max(len(holes), 1), size):

@@ -219,7 +219,8 @@ class StorageActor:
             title,
         )
         self._channels = Channels(
-            self._log, self.state, table, self.mode, in_memory=in_memory, finishes_must_wait=self.extension.finishes_must_wait
+            self._log, self.state, table, self.mode, in_memory=in_memory, finishes_must_wait=self.extension.finishes_must_wait,
+            expires_s=start.retention.expires_s,
         )  # fmt: skip
         self._delayed = DelayedMessages(
             store, title, delayed_thread, self._listener, self.extension, self._delayed_moved, self._hint,
@@ -379,6 +380,9 @@ class StorageActor:
         policy = resolve(order.retention)
         self._dedupe.set_window(policy.dedupe_window_s)
         self.extension.policy_changed(policy)
+        self._channels.expires_s = policy.expires_s
+        for envelope in self._channels.owners.values():
+            self.front.send(envelope, order)
         return p.Done(order.request, {"retention": self._retention.configure(policy)})
 
     def _set_sync(self, order: p.SetSync) -> p.Done:

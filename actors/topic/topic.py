@@ -39,7 +39,7 @@ from ..settings.starts import TopicStart
 from ..storage.sifting import Left
 from ..storage.storage_actor import StorageActor
 from .fanout import Fanout
-from .ordering import Ordering, Peer, Reply
+from .ordering import IDS_AN_APPEND, Ordering, Peer, Reply, ids_in
 
 
 class TopicActor(Actor[TopicStart]):
@@ -216,12 +216,19 @@ class TopicActor(Actor[TopicStart]):
             self._answer_early()
         while self._closings and self.ordering.idle():
             self.answer_order(self._closings.pop())
+        ids, self.busy = 0, False
         while self._may_append() and (append := self.ordering.next_append()) is not None:
             request, blocks = append
+            ids += sum(map(ids_in, blocks))
             try:
                 self.storage.append(request, blocks)
             except ZsqError as error:
                 self._send(self.ordering.failed(request, error.code, error.text))
+            if (
+                ids >= IDS_AN_APPEND
+            ):  # the rest comes in the next turn, after what arrived meanwhile
+                self.busy = True
+                break
         if self._may_append() and (delayed := self.ordering.next_delayed()) is not None:
             request, blocks, delays_ms = delayed
             try:

@@ -23,7 +23,7 @@ from ...actors.storage.delayed import aged_block
 from ...storage.delayed.delayed_format import DelayedKey, DelayedRow
 from ...transport.block.block import Block, cut, with_place
 from ...transport.errors import ZsqError
-from ...transport.settings import SettingValue
+from ...transport.settings import NONE, SettingValue
 from ...transport.wire.answers import DelayedRow as ListedRow
 from ...transport.wire.lifetime import revoke_keys
 from ...transport.wire.protocol import Range, Wire
@@ -54,6 +54,7 @@ class MemoryChannel:
         self.core = ChannelCore(
             number, begin, (), {}, paused=False, settings=settings, channel=name
         )
+        self.core.set_lifetime(topic.expires_s)
         # The rows of deferred messages: first offset -> (count, attempts, due time).
         self._deferred: dict[int, tuple[int, int, int]] = {}
 
@@ -198,6 +199,7 @@ class MemoryTopic:
         self.name = name
         self.uuid = uuid.uuid4().hex
         self.ids = MemoryIds()
+        self.expires_s: float = NONE
         self.closed = ""
         self.channels: dict[str, MemoryChannel] = {}
         self.producers: dict[int, _MemoryProducer] = {}

@@ -539,7 +539,9 @@ class MemoryBroker(BrokerForTests):
         topic = self._topic(request.topic, create=True)
         if not existed:
             given = {name: value for name, value in request.retention.items() if value is not None}
-            topic.ids.window_s = resolve(given).dedupe_window_s
+            retention = resolve(given)
+            topic.ids.window_s = retention.dedupe_window_s
+            topic.expires_s = retention.expires_s
         return {"existed": existed}
 
     def _create_channel(self, request: r.CreateChannelRequest) -> dict[str, Any]:

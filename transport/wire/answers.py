@@ -235,7 +235,9 @@ class ChannelLook(TypedDict):
     """A channel's position and the messages that it holds.
 
     `wall_ns`: the broker's clock. `counts`: the number of messages in each state, except "new".
-    `absent`: spans (from, to) of offsets after the cursor that are never delivered.
+    `absent`: spans (from, to) of offsets after the cursor that are never delivered. `expires_s`:
+    the topic's setting. `revoked`: revoked keys, each with the offset below which it cancels
+    messages.
     """
 
     next_offset: int
@@ -245,6 +247,8 @@ class ChannelLook(TypedDict):
     wall_ns: int
     paused: bool
     settings: ChannelOptions
+    expires_s: float
+    revoked: Mapping[str, int]
     held: Sequence[HeldRow]
     counts: dict[str, int]
 

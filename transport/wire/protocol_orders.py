@@ -96,7 +96,9 @@ class SetSealed(Order[Position]):
 
 @record
 class SetRetention(Order[Done]):
-    """Change the retention of the topic. Done.data: {"retention"}."""
+    """Change the retention of the topic. Done.data: {"retention"}. The topic's storage passes it on
+    to the channels, which do not answer, because it has the lifetime of their messages.
+    """
 
     op: ClassVar[int] = 96
     retention: RetentionSettings

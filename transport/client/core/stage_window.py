@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ...block.block import Block, Header, encode_header
+from ...block.block_format import STAGED
 from ...wire.protocol import checksum_after
 
 
@@ -71,8 +72,9 @@ class StageWindow:
     def add(self, block: Block) -> None:
         """Add the next block of the stage. It gets its number here."""
         header, number = block.header, self.total.blocks
+        flags = header.flags & STAGED
         packed = Header(
-            header.columns, 0, header.length, header.count, 0, 0, 0, number, header.columns_crc
+            header.columns, flags, header.length, header.count, 0, 0, 0, number, header.columns_crc
         )
         self.checksum = checksum_after(self.checksum, header.columns_crc)
         self.messages += header.count
