@@ -44,6 +44,7 @@ class Dedupe:
         self._window_ns = int(window_s * NS_PER_S)
         self._trouble = ""
         self._range = (0, 0)
+        self._keys_from: int | None = None  # as in the last checkpoint, if that is known
         self.duplicate_count = 0
 
     @property
@@ -184,6 +185,14 @@ class Dedupe:
             return None
         self._range = found
         return found
+
+    def keys_from(self) -> int | None:
+        """Return the first offset that may hold a key, for the checkpoint. None: as before."""
+        lowest = self._locks.lowest
+        if lowest == self._keys_from:
+            return None
+        self._keys_from = lowest
+        return lowest
 
     @property
     def is_idle(self) -> bool:

@@ -241,6 +241,7 @@ class StorageActor:
             self.host.open_router(start.stage, answers_max=options.STAGE_ANSWERS_MAX),
             self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=start.stage_timeout_s,
             message_bytes_max=start.message_bytes_max, in_memory=in_memory, closed=start.closed, extension=self.extension,
+            locks=self._channels.locks,
         )  # fmt: skip
         self._upkeep = LogUpkeep(store, title, self._housekeeping, is_woken=start.woken)
         self._reads = Reads(
@@ -270,7 +271,6 @@ class StorageActor:
             return [*table.holes.get(channel, ()), *state.deferred_at(channel, offsets)]
 
         self._channels.locks.found(read_held_keys(self._log, table.keys), holes)
-        self._keys_from = table.keys
 
     def _route(self) -> None:
         """Register the handlers.
@@ -686,8 +686,7 @@ class StorageActor:
             self._start_sync()
             return
         self.state.batch.ids = self._dedupe.range(self._log.synced_end)
-        if self._keys_from != self._channels.locks.lowest:
-            self.state.batch.keys = self._keys_from = self._channels.locks.lowest
+        self.state.batch.keys = self._dedupe.keys_from()
         self.state.commit(self._log.synced_end, *self._producers.take(time.time_ns()))
 
     # Orders

@@ -52,8 +52,8 @@ HAS_IDS: Final = 512  # flag: some messages may have an id, and are stored once 
 REVOCABLE: Final = 1024  # flag: some messages may have a revoke key (see lifetime.py)
 UNIQUE: Final = 2048  # flag: some messages may hold a key while they are unfinished (see unique.py)
 # The flags that a staged block may have. An address needs a right of its own, and a transaction
-# stores its messages once without ids. The keys of schedules are in staged blocks.
-STAGED: Final = EXPIRES | REVOCABLE | UNIQUE
+# stores its messages once without ids. Only that of a schedule may have a unique key.
+STAGED: Final = EXPIRES | REVOCABLE
 # The flags that a published block may have.
 PUBLISHED: Final = ADDRESSED | EXPIRES | HAS_IDS | REVOCABLE | UNIQUE
 
