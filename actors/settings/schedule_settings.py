@@ -7,8 +7,9 @@ the topic, and ends with it. In the registry, a schedule is a JSON object:
      "paused": false, "body": "aGVsbG8=", "key": "...", "tag": "...", "headers": {...},
      "unique": "while working"}
 
-`body` and `key` are base64. `key`, `tag`, `headers` and `unique` are left out if they are empty. A schedule
-that this version cannot read stays in the registry as it is, and is listed with the reason.
+`body` and `key` are base64. `key`, `tag`, `headers` and `unique` are left out if they are empty. A
+schedule that this version cannot read stays in the registry as it is, and is listed with the
+reason.
 
 The cron expression and the time zone are checked in `actors/schedules/cron.py`, which needs a
 library.

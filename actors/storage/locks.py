@@ -21,15 +21,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from ...storage.state.channel_row import ChannelRow
-from ...storage.state.state_rows import HoleRow
 from ...transport.errors import E_LIMIT, Refused
 from ...transport.wire.protocol import Save
 
+Row = tuple[int, int, int, int]  # a hole: start, count, attempts, due time
 LOCKS_MAX: Final = 100_000  # the most messages of a topic that hold keys
 
 
 class Holding(Protocol):
-    """What is known of the channels of a topic."""
+    """The channels of a topic, as they were last committed."""
 
     waiting: int
 
@@ -75,7 +75,7 @@ class Locks:
     def found(
         self,
         keys: Iterable[tuple[bytes, int]],
-        holes: Callable[[str, Sequence[int]], Iterable[HoleRow]],
+        holes: Callable[[str, Sequence[int]], Iterable[Row]],
     ) -> None:
         """Take the keys (digest, offset) that a start has found in the log.
 
@@ -149,15 +149,16 @@ class Locks:
         ]
         for offset in freed:
             del holes[offset]
-        for start, count, attempts, due_ns in put:
-            self._put(channel, HoleRow(start, count, attempts, due_ns))
+        for row_put in put:
+            self._put(channel, row_put)
         self._prune(freed + self._between(before.next_offset, row.next_offset))
         self._is_stale = self._is_stale or bool(row.emptied)
 
-    def _put(self, channel: str, row: HoleRow) -> None:
-        hole = _Hole(row.start, row.attempts > 0, row.due_ns > 0)
+    def _put(self, channel: str, row: Row) -> None:
+        start, count, attempts, due_ns = row
+        hole = _Hole(start, attempts > 0, due_ns > 0)
         holes = self._holes.setdefault(channel, {})
-        for offset in self._between(row.start, row.start + row.count):
+        for offset in self._between(start, start + count):
             holes[offset] = hole
 
     def _between(self, start: int, stop: int) -> list[int]:

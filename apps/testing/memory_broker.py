@@ -97,13 +97,13 @@ class MemoryBroker(BrokerForTests):
     `reader` and `admin`. It listens on a free port of 127.0.0.1, with no access control. It is
     started with `start` or on entering `with`, and everything is gone after `stop`.
 
-    It supports publishing (also with delays, ids and unique keys), channels with all of their settings, dead
-    letters, reading by offset, and these calls of `Admin`: create, configure, delete, pause,
-    unpause, empty, seek and skip for channels; create, delete, close, open, pause and unpause for
-    topics; `topics`, `cancel`, `revoke`, and the calls for delayed messages. Everything else raises
-    `UsageError` with the code E_UNSUPPORTED: `#ephemeral` names, parts, stages, statistics, peeks
-    at channels, and changes of a topic's settings. The retention of a topic is checked, but no
-    message is ever removed.
+    It supports publishing (also with delays, ids and unique keys), channels with all of their
+    settings, dead letters, reading by offset, and these calls of `Admin`: create, configure,
+    delete, pause, unpause, empty, seek and skip for channels; create, delete, close, open, pause
+    and unpause for topics; `topics`, `cancel`, `revoke`, and the calls for delayed messages.
+    Everything else raises `UsageError` with the code E_UNSUPPORTED: `#ephemeral` names, parts,
+    stages, statistics, peeks at channels, and changes of a topic's settings. The retention of a
+    topic is checked, but no message is ever removed.
     """
 
     def __init__(self) -> None:

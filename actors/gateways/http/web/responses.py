@@ -71,7 +71,8 @@ ANSWERS: Final[dict[str, tuple[int, str]]] = {
     "INVALID_IDEMPOTENCY_KEY": (400, "the header Idempotency-Key is empty or too long"),
     "INVALID_UNIQUE_KEY": (
         400,
-        "unique_key must have 1 to 256 bytes, with unique=while-waiting or while-working, and without defer and Idempotency-Key",
+        "`unique_key` must have 1 to 256 bytes, with `unique=while-waiting` or `while-working`, "
+        "and without `defer` and Idempotency-Key",
     ),
     "INVALID_OPTION": (400, "`/config`: the option does not exist or cannot be changed"),
     "MISSING_ARG_TOPIC": (400, "`topic` is missing"),
