@@ -626,3 +626,12 @@ def _rows(of: type[ChannelSettings | Retention]) -> tuple[Setting, ...]:
 
 CHANNEL: Final = _rows(ChannelSettings)
 TOPIC: Final = _rows(Retention)
+
+
+def rows_in_effect(settings: Mapping[str, object]) -> tuple[Setting, ...]:
+    """Return the rows of a channel's settings without those that its other settings replace.
+
+    A list of delays replaces the first and the longest backoff.
+    """
+    replaced = ("backoff_s", "backoff_max_s") if delays_of(str(settings["backoff_curve"])) else ()
+    return tuple(row for row in CHANNEL if row.name not in replaced)

@@ -201,7 +201,7 @@ _CHANNEL: Final = (
     _S("channel", "requeue_count", "deliveries", _CORE, "deliveries given back", metric="zsq_channel_requeued_total", view="requeued",
        nsq=7, title="requeued", top="requeued", counter=True),
     _S("channel", "defer_count", "deliveries", _CORE, "deliveries put off without an attempt", metric="zsq_channel_deferrals_total",
-       view="put_off", title="put off", counter=True),
+       view="put_off", title="put off", rare=7, counter=True),
     _S("channel", "timeout_count", "deliveries", _CORE, "deliveries not finished in time", metric="zsq_channel_timeouts_total",
        view="timed_out", nsq=8, title="timed out", top="timed out", counter=True),
     _S("channel", "dead_letter_count", "messages", _SUPPLY, "messages moved to the dead-letter topic",

@@ -120,7 +120,7 @@ def test_a_redrive_takes_the_same_conditions_and_a_rate(run: Run, broker: LocalB
     assert time.monotonic() - begun_s > 2, "the last of five messages was sent after 2 s"
     done = run("redrive", DEAD, "--all", "--since", "2099-01-01")
     assert done.stdout == "5 not selected\n"
-    for wrong in (["--rate", "0"], ["--rate", "fast"], ["--rate", "5/d"]):
+    for wrong in (["--rate", "0"], ["--rate", "fast"], ["--rate", "5/y"]):
         assert run("redrive", DEAD, "--all", *wrong).returncode == 2
     assert run("redrive", DEAD, "--offset", "1", "--rate", "5").returncode == 2
     with zsq.Consumer("t", "c", url=broker.url) as consumer:
