@@ -15,13 +15,14 @@ from typing import Any, cast
 import zmq
 
 from ...transport.block.block import Limits, check_block
-from ...transport.block.block_format import HAS_IDS, PUBLISHED
+from ...transport.block.block_format import HAS_IDS, PUBLISHED, UNIQUE
 from ...transport.errors import (
     E_BAD_ARGUMENT,
     E_BAD_BLOCK,
     E_BAD_COMMAND,
     E_CLOSING,
     E_LIMIT,
+    E_UNSUPPORTED,
     Refused,
     UsageError,
     ZsqError,
@@ -30,6 +31,7 @@ from ...transport.units import NS_PER_MS
 from ...transport.wire import protocol as p
 from ...transport.wire.dead_letter import check_block_headers
 from ...transport.wire.dedupe import digests_of
+from ...transport.wire.unique import DELAYED_TEXT, read_keys
 from ..primitives.rates import RECENT_NS, RateMeter
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
@@ -146,6 +148,11 @@ class TopicActor(Actor[TopicStart]):
             check_block_headers(block)
             if header.flags & HAS_IDS and self.storage.dedupes:
                 block.ids = digests_of(block)
+            if header.flags & UNIQUE:
+                if delay_ms:
+                    raise UsageError(E_UNSUPPORTED, DELAYED_TEXT)
+                read_keys(block)
+                self.storage.check_keys()
             if not 0 <= delay_ms <= p.DELAY_MS_MAX or (delay_ms == 0) != (
                 type(mail.message) is p.Pub
             ):

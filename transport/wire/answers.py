@@ -422,12 +422,14 @@ class Committed(TypedDict):
     """The reply to a commit.
 
     `repeated`: True if this version, or a later one of the app, was committed before.
-    `first_offset` is -1 if it was a later one.
+    `first_offset` is -1 if it was a later one. `held`: True if an earlier message holds the unique
+    key, so nothing was or would be stored.
     """
 
     first_offset: int
     messages: int
     repeated: bool
+    held: NotRequired[bool]
 
 
 class Aborted(TypedDict):
@@ -462,11 +464,15 @@ class ScheduleState(TypedDict):
 
 
 class ScheduleRow(ScheduleState):
-    """A schedule. `policy`: what is published of missed due times: one, all or skip."""
+    """A schedule. `policy`: what is published of missed due times: one, all or skip.
+
+    `unique`: never, while waiting or while working.
+    """
 
     cron: str
     timezone: str
     policy: str
+    unique: str
     body_bytes: int
 
 
