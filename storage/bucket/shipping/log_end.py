@@ -66,7 +66,9 @@ def find_part(bucket: Bucket, name: str, of_topic: str, hold: int, given: str = 
     """Return where a part is that a broker had in this hold, or NOTHING if its bucket lacks it.
 
     `given`: the log that the broker had released, and got back before another one had it. It may
-    have been lost before its bucket had the new hold. Raises `BucketRefuses` if its log has not ended, or another `BucketError`.
+    have been lost before its bucket had the new hold.
+
+    Raises `BucketRefuses` if its log has not ended, or another `BucketError`.
     """
     reader = TickReader(bucket)
     try:
