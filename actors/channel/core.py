@@ -876,5 +876,6 @@ class ChannelCore:
         details = self.measurements.details(self.consumers.values(), now_ns, wall_ns)
         tenants = self.supply.tenants()
         if not self.is_wanted():  # without consumers, no limit is the reason
-            tenants = tuple({**tenant, "limited": ""} for tenant in tenants)
+            for tenant in tenants:
+                tenant["limited"] = ""
         return {**details, "blocked_by": self.supply.blockers(), "tenants": tenants}

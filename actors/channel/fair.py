@@ -470,6 +470,7 @@ class FairSupply(ParkedSupply):
         ):
             lump = room if len(line) == 1 else 1 if is_first else self._lump(builder.room)
             is_first, before = False, (builder.room, builder.offered, self.looks)
+            filled = Filled.DONE
             for _ in range(len(line)):
                 tenant = line.popleft()
                 tenant.credit = tenant.credit or tenant.weight * lump
