@@ -34,6 +34,7 @@ MAY_IMPORT: Final = {
         "transport.units",
         "transport.wire.codec",
         "transport.wire.dedupe",
+        "transport.wire.unique",
     ),
     "actors": ("transport", "storage"),
     "apps": ("transport", "storage", "actors"),

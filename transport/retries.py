@@ -112,6 +112,9 @@ class Retries(Record):
         if isinstance(self.curve, str):
             delays_of(self.curve)
             return
+        if not isinstance(self.curve, list | tuple):
+            text = f"curve must be a text, or a list of delays, not {self.curve!r:.60}"
+            raise UsageError(E_BAD_ARGUMENT, text)
         delays = [
             each.total_seconds() if isinstance(each, timedelta) else each for each in self.curve
         ]

@@ -497,6 +497,12 @@ class Retention(Record):
         ),
         line="ids", shows="{}", label="Same id stored once for", hint="such as 10m, 7d at most; 0: never",
     )  # fmt: skip
+    expires_s: float = _row(
+        NONE, Kind.SECONDS, "--expires TIME", allowed=_AGE, low=ABOVE_ZERO, no_bound=NONE,
+        help="Lifetime of messages that have none of their own, such as 15m or 7d, counted from when they were stored; none: "
+        "they do not expire.",
+        line="lifetime", shows="{}", label="Messages live for", none_label="no limit", hint="such as 7d",
+    )  # fmt: skip
     own_process: str = _row(
         BY_BROKER, Kind.CHOICE, "--own-process", allowed=" or ".join(OWN_PROCESS), choices=OWN_PROCESS,
         help=(
@@ -543,6 +549,9 @@ class RetentionSettings(TypedDict, total=False):
 
     `dedupe_window_s` is the time for which a message with the same `dedupe_id` is not stored again.
 
+    `expires_s` is the lifetime of messages that have none of their own. They are not delivered any
+    more, and stay in the log.
+
     `own_process` says whether the topic has processes of its own. "default" leaves it to the
     broker.
     """
@@ -557,6 +566,7 @@ class RetentionSettings(TypedDict, total=False):
     bucket_keep_bytes: int | None
     bucket_keep_time_s: float | None
     dedupe_window_s: float | None
+    expires_s: float | None
     own_process: Literal["default", "always", "never"] | None
 
 
@@ -589,6 +599,7 @@ def split_weights(text: str) -> dict[str, int]:
             f"fair_weights must be like gold=5,free=1, with weights from 1 to {WEIGHT_MAX}, not "
             f"{_short(part)}",
         )
+        check(name not in weights, f"fair_weights has {_short(name)} twice")
         weights[name] = int(digits)
     check(
         len(weights) <= WEIGHTS_MAX,
@@ -626,3 +637,12 @@ def _rows(of: type[ChannelSettings | Retention]) -> tuple[Setting, ...]:
 
 CHANNEL: Final = _rows(ChannelSettings)
 TOPIC: Final = _rows(Retention)
+
+
+def rows_in_effect(settings: Mapping[str, object]) -> tuple[Setting, ...]:
+    """Return the rows of a channel's settings without those that its other settings replace.
+
+    A list of delays replaces the first and the longest backoff.
+    """
+    replaced = ("backoff_s", "backoff_max_s") if delays_of(str(settings["backoff_curve"])) else ()
+    return tuple(row for row in CHANNEL if row.name not in replaced)

@@ -19,7 +19,7 @@ from ...transport.errors import (
     ZsqError,
 )
 from ...transport.names import is_ephemeral
-from ...transport.settings import ChannelOptions
+from ...transport.settings import NONE, ChannelOptions
 from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire import protocol as p
 from ...transport.wire.admin_requests import END
@@ -106,6 +106,7 @@ class ChannelActor(Actor[ChannelStart]):
         front.route(p.Scan, self.process_due)
         storage.route(p.Blocks, self.on_blocks)
         storage.route(p.Dropped, self.on_dropped)
+        storage.route(p.SetRetention, self.on_retention)
         storage.route(p.Done, self.on_done)
         storage.route(p.Failed, self.on_failed)
         self.obey(p.SetClosed, self.close)
@@ -301,6 +302,12 @@ class ChannelActor(Actor[ChannelStart]):
         if self.supply.drop_below(start):
             self.feed.moved()
         self.commits.dropped(start)
+
+    def on_retention(self, port: Port, mail: Mail, message: p.SetRetention) -> None:
+        """Apply the topic's settings. The storage passes them on, in the order in which it got
+        them, so a channel that opens meanwhile misses none.
+        """
+        self.core.set_lifetime(message.retention.get("expires_s") or NONE)
 
     def on_head(self, port: Port, mail: Mail, message: p.Head) -> None:
         self._head = max(self._head, message.head)

@@ -31,7 +31,7 @@ class OpenedChannel(NamedTuple):
     `holes` are the rows of unfinished messages below the cursor (see `supply.py`). They include the
     deferred rows only if the channel is ordered. `deferred` holds the number of deferred rows, the
     number of their messages, and the next due time. `start` and `end` are the bounds of the log.
-    `gaps` are the spans of offsets that the log skips.
+    `gaps` are the spans of offsets that the log skips. `expires_s` is the topic's setting.
     """
 
     row: ChannelRow
@@ -40,6 +40,7 @@ class OpenedChannel(NamedTuple):
     start: int
     end: int
     gaps: Sequence[Span]
+    expires_s: float
 
 
 def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> OpenedChannel:
@@ -52,8 +53,8 @@ def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> Op
     holes: list[Hole] = []
     while storage.socket.poll(_WAIT_MS):
         for mail in storage.receive(1):
-            if isinstance(mail, Mail) and isinstance(mail.message, p.Dropped):
-                continue  # the reply that follows has the new start too
+            if isinstance(mail, Mail) and isinstance(mail.message, p.Dropped | p.SetRetention):
+                continue  # the reply that follows has the new start and the new setting too
             if isinstance(mail, Mail) and isinstance(mail.message, p.Failed):
                 raise ZsqError(mail.message.code, mail.message.text)
             if not isinstance(mail, Mail) or not isinstance(mail.message, p.Done):
@@ -71,6 +72,7 @@ def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> Op
                     data["start"],
                     data["end"],
                     data["gaps"],
+                    data["expires_s"],
                 )
     raise StartFailed("the topic's storage did not answer within 10 s")
 
@@ -102,5 +104,6 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
     core.measurements.sample((), time.monotonic_ns(), time.time_ns())
     core.go_on(opened.gaps, begin, row.emptied or ())
     core.supply.choice.endings.go_on_with(row.revoked or ())
+    core.set_lifetime(opened.expires_s)
     core.supply.drop_below(opened.start)
     return core

@@ -135,9 +135,14 @@ class ChannelCore:
         self._held = 0  # messages that consumers hold and that no handler has begun
         self.limit = limit_of(self.settings)
         self._limited_ns = 0  # since when the limit withholds messages (wall clock), or 0
+        self._bound_ns = 0  # when it withheld some last (clock of boot time)
         self._recall_ns = 0  # when idle consumers are looked for next, or 0
         self._ending = False
         self.holds = False  # it gives out no message for a moment, because it is to move
+
+    def set_lifetime(self, lifetime_s: float) -> None:
+        """Set the lifetime of messages that have none of their own, or NONE."""
+        self.supply.choice.endings.set_lifetime(lifetime_s)
 
     def configure(self, settings: ChannelSettings) -> None:
         """Apply these settings from now on. Settings listed in `FIXED` stay as they were."""
@@ -276,15 +281,16 @@ class ChannelCore:
         """Return how many messages the channel's rate allows now."""
         if self.limit is None:
             return READY_MAX
-        room = self.limit.room(boot_ns, self._held)
-        if not self.is_wanted():
+        waits = self.supply.has_ready() or self.supply.next_offset < self.supply.head
+        if not waits or not self.is_wanted():
             self._limited_ns = 0
-        elif self.supply.has_ready() or self.supply.next_offset < self.supply.head:
-            if not room and self._turns.first() is not None:
+        elif self.limit.tokens(boot_ns) <= 0:
+            if self._turns.first() is not None:
                 self._limited_ns = self._limited_ns or wall_ns
-        else:
-            self._limited_ns = 0
-        return room
+                self._bound_ns = boot_ns
+        elif boot_ns - self._bound_ns > self.limit.quiet_ns:
+            self._limited_ns = 0  # what waits there waits for consumers
+        return self.limit.room(boot_ns, self._held)
 
     def limit_due_ns(self, boot_ns: int) -> int:
         """Return when the channel's rate allows the next message that waits, by the clock of boot
@@ -315,6 +321,8 @@ class ChannelCore:
         picked = self.supply.pick_apart(sifter, min(most, sifter.ready), wall_ns)
         block = self._joined(picked) if picked is not None else None
         if picked is None or block is None:
+            if self.supply.apart_held:
+                self._sift(None)  # it may work for other keys meanwhile
             return None
         return self._lease(sifter, picked, block, now_ns)
 
@@ -378,7 +386,7 @@ class ChannelCore:
         self._lease_rows += len(runs)
         if consumer.reports:
             self._held += count
-            self._expiries.add(self._token, parts)
+            self._expiries.add(self._token, parts, self._leases)
         else:
             lease.begin((), now_ns)
             self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
@@ -866,4 +874,8 @@ class ChannelCore:
     def details(self, now_ns: int, wall_ns: int) -> ChannelDetails:
         """Return the reports on consumers and the latencies."""
         details = self.measurements.details(self.consumers.values(), now_ns, wall_ns)
-        return {**details, "blocked_by": self.supply.blockers(), "tenants": self.supply.tenants()}
+        tenants = self.supply.tenants()
+        if not self.is_wanted():  # without consumers, no limit is the reason
+            for tenant in tenants:
+                tenant["limited"] = ""
+        return {**details, "blocked_by": self.supply.blockers(), "tenants": tenants}

@@ -23,6 +23,7 @@ from ...transport.client.core.producer_session import PendingBlock
 from ...transport.errors import CorruptBlock, ZsqError
 from ...transport.wire import dead_letter
 from ...transport.wire.codec import HeaderValue
+from ...transport.wire.lifetime import with_lifetime
 from ..settings import options
 from ..settings.channel_settings import dead_letter_topic
 from .dying import Dead
@@ -213,11 +214,13 @@ def letters(
 
 def _seal(rows: Sequence[Row]) -> Block:
     keys, tags = [row[1] for row in rows], [row[2] for row in rows]
-    return pack(
+    headers = [row[3] for row in rows]
+    block = pack(
         [row[0] for row in rows],
         keys=keys if any(key is not None for key in keys) else None,
         tags=tags if any(tag is not None for tag in tags) else None,
-        headers=[row[3] for row in rows],
+        headers=headers,
         times=[row[4] for row in rows],
         limits=LARGEST,
     )
+    return with_lifetime(block, headers)

@@ -1,7 +1,7 @@
 """Endings: messages that must not be delivered any more, although nobody has finished them. No I/O.
 
     expired     stored longer ago than the channel's `max_age_s`, or than the message itself says
-                (`transport/wire/lifetime.py`)
+                (`transport/wire/lifetime.py`), or than the topic's `expires_s`, if it says nothing
     cancelled   revoked by its key
 
 Both are looked at before each delivery, and not when they happen: a channel has no list of its
@@ -19,19 +19,21 @@ same key is delivered, and so are messages after a seek back.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final, TypeVar
 
 from ...transport.block.block import Block
 from ...transport.block.block_format import EXPIRES, REVOCABLE
 from ...transport.errors import E_LIMIT, Refused
-from ...transport.units import NS_PER_MS
+from ...transport.settings import NONE
+from ...transport.units import NS_PER_MS, NS_PER_S
 from ...transport.wire.lifetime import lifetimes_ms, revoke_keys
 from ...transport.wire.protocol import Range
 from ..settings import options
 
 ALIVE: Final = 0
 BLOCKS_KNOWN: Final = 8  # the examined blocks that are remembered, because they come in pieces
+ROWS_FREE: Final = 1_000  # rows of held messages that are not looked through
 FAR_NS: Final = 1 << 62
 _T = TypeVar("_T")
 Part = tuple[Block, int, int]
@@ -44,10 +46,11 @@ class Deadlines:
     a block in thousands of pieces.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, else_ns: int) -> None:
+        """`else_ns`: when those messages expire that have no lifetime of their own."""
         stored_ns = block.header.time_ns
         self.times_ns = [
-            FAR_NS if lives_ms is None else stored_ns + lives_ms * NS_PER_MS
+            else_ns if lives_ms is None else stored_ns + lives_ms * NS_PER_MS
             for lives_ms in lifetimes_ms(block)
         ]
         self._mask: bytes | None = None
@@ -74,6 +77,8 @@ class Endings:
         self._expired = expired
         self._cancelled = cancelled
         self.max_age_ns = 0
+        self.lifetime_s: float = NONE
+        self._lifetime_ns = 0  # of messages without one of their own, or 0
         # Key -> end. The messages below this offset that have the key are cancelled.
         self.revoked: dict[str, int] = {}
         self._end = 0  # the highest end
@@ -86,14 +91,28 @@ class Endings:
         flags = block.header.flags
         return bool(flags & EXPIRES or (flags & REVOCABLE and block.first_offset < self._end))
 
-    def is_too_old(self, block: Block, wall_ns: int) -> bool:
+    def set_lifetime(self, lifetime_s: float) -> None:
+        """Set the lifetime of messages that have none of their own, or NONE. It applies at once,
+        but not to messages that consumers hold.
+        """
+        self.lifetime_s = lifetime_s
+        self._lifetime_ns = int(lifetime_s * NS_PER_S) if lifetime_s > 0 else 0
+        self._deadlines.clear()
+
+    def end_ns(self, block: Block) -> int:
+        """Return when messages of the block expire that have no lifetime of their own."""
+        return block.header.time_ns + self._lifetime_ns if self._lifetime_ns else FAR_NS
+
+    def _is_too_old(self, block: Block, wall_ns: int) -> bool:
         """Return True if the block was stored too long ago. All its messages have the same time."""
-        return self.max_age_ns > 0 and wall_ns - block.header.time_ns > self.max_age_ns
+        if self.max_age_ns and wall_ns - block.header.time_ns > self.max_age_ns:
+            return True
+        return wall_ns >= self.end_ns(block) and not block.header.flags & EXPIRES
 
     def mask(self, block: Block, wall_ns: int) -> bytes | None:
         """Return a mask with one byte for each message, or None if none of them has ended."""
         mask: bytes | None = None
-        if self.is_too_old(block, wall_ns):
+        if self._is_too_old(block, wall_ns):
             mask = bytes([self._expired]) * block.count
         elif block.header.flags & EXPIRES:
             mask = self.deadlines(block).mask(self._expired, wall_ns)
@@ -105,7 +124,7 @@ class Endings:
         place = (block.first_offset, block.count)
         known = self._deadlines.get(place)
         if known is None:
-            known = Deadlines(block)
+            known = Deadlines(block, self.end_ns(block))
             _remember(self._deadlines, place, known)
         return known
 
@@ -164,12 +183,21 @@ class HeldExpiries:
     def __init__(self, endings: Endings) -> None:
         self._endings = endings
         self._heap: list[tuple[int, int, int, int]] = []
+        self._most = ROWS_FREE  # beyond so many rows, those of answered deliveries are dropped
 
-    def add(self, token: int, parts: Sequence[Part]) -> None:
-        """Note a delivery. Adjacent messages with the same time share a row."""
+    def add(self, token: int, parts: Sequence[Part], living: Container[int]) -> None:
+        """Note a delivery. Adjacent messages with the same time share a row.
+
+        `living`: the tokens of deliveries that are not answered. The rows of others are dropped
+        now and then. Otherwise each message that lives for a week would leave a row for a week,
+        although it was finished at once.
+        """
         rows: list[tuple[int, int, int]] = []
         for block, start, stop in parts:
             if not block.header.flags & EXPIRES:
+                end_ns = self._endings.end_ns(block)
+                if end_ns != FAR_NS:
+                    rows.append((end_ns, block.first_offset + start, stop - start))
                 continue
             times_ns = self._endings.deadlines(block).times_ns
             for index in range(start, stop):
@@ -180,6 +208,13 @@ class HeldExpiries:
                     rows.append((time_ns, offset, 1))
         for time_ns, first, count in rows:
             heapq.heappush(self._heap, (time_ns, token, first, count))
+        if len(self._heap) > self._most:
+            self._heap = [row for row in self._heap if row[1] in living]
+            heapq.heapify(self._heap)
+            self._most = 2 * len(self._heap) + ROWS_FREE
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     @property
     def next_ns(self) -> int:

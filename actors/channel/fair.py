@@ -43,7 +43,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from typing import Final
 
 from ...transport.block.block import Block
@@ -145,7 +145,7 @@ class Tenants:
     # In
 
     def park(self, key: bytes | None, start: int, count: int) -> Tenant:
-        tenant = self.of(key)
+        tenant = self._tenants.get(key) or self.of(key)
         rows = len(tenant.runs)
         tenant.park(start, count)
         self.rows += len(tenant.runs) - rows
@@ -180,10 +180,18 @@ class Tenants:
         most = self.in_flight_max
         return 0 < most <= tenant.in_flight and tenant.key is not None
 
+    def held_by(self, tenant: Tenant, boot_ns: int) -> str:
+        """Return the limit that holds the messages of a tenant back now, or ""."""
+        limit = tenant.limit
+        if tenant.state is State.RATE and (limit is None or limit.room(boot_ns)):
+            return ""  # it waits for a consumer meanwhile
+        return tenant.state.value if tenant.state in (State.RATE, State.IN_FLIGHT) else ""
+
     def _rest(self, tenant: Tenant, boot_ns: int) -> None:
         """Forget a tenant without messages, at once or when its bucket is full."""
         tenant.credit = 0
         if tenant.in_flight:
+            self._resting.pop(tenant.key, None)  # a suspect of it may have been sent
             return
         if tenant.limit is None or tenant.limit.is_full(boot_ns):
             self._tenants.pop(tenant.key, None)
@@ -242,13 +250,16 @@ class Tenants:
                 self.again_rows -= 1
             self.again_messages -= count
             return
-        rows = len(tenant.runs)
-        tenant.take(count)
-        self.rows += len(tenant.runs) - rows
+        start, size, _ = tenant.runs.popleft()
+        if count < size:
+            tenant.runs.appendleft((start + count, size - count, 0))
+        else:
+            self.rows -= 1
+        tenant.messages -= count
         self.messages -= count
 
     def next_piles(self) -> Iterable[Tenant]:
-        return list(self.line)[: options.FETCHES_MAX]
+        return [*islice(self.line, options.FETCHES_MAX)]
 
     def forget_requests(self) -> None:
         for tenant in self.line:
@@ -382,16 +393,17 @@ class FairSupply(ParkedSupply):
         return self._known[1]
 
     def _park(self, block: Block, start: int, stop: int, rows_max: int = 0) -> int:
-        tenants = self._tenants
+        tenants, first, others = self._tenants, block.first_offset, len(self._unsorted)
         for low, high, key in self._spans_of(block):
             if high <= start:
                 continue
             if low >= stop:
                 break
-            if rows_max and low > start and self._rows() >= rows_max:
+            if rows_max and low > start and tenants.rows + others >= rows_max:
                 return low
-            low, high = max(low, start), min(high, stop)
-            tenant = tenants.park(key, block.first_offset + low, high - low)
+            low = low if low > start else start
+            high = high if high < stop else stop
+            tenant = tenants.park(key, first + low, high - low)
             if tenant.state is State.IDLE:
                 self._brings_new = True
                 tenants.queue(tenant, self.boot_ns)
@@ -410,7 +422,9 @@ class FairSupply(ParkedSupply):
                 continue
             start = first - block.first_offset
             stop = min(block.count, start + count)
-            for low, high, key in self._spans_of(block):
+            alone = stop - start == 1
+            spans = [(start, stop, self._key_at(block, first))] if alone else self._spans_of(block)
+            for low, high, key in spans:
                 low, high = max(low, start), min(high, stop)
                 if low < high:
                     run = (block.first_offset + low, high - low, attempts)
@@ -456,6 +470,7 @@ class FairSupply(ParkedSupply):
         ):
             lump = room if len(line) == 1 else 1 if is_first else self._lump(builder.room)
             is_first, before = False, (builder.room, builder.offered, self.looks)
+            filled = Filled.DONE
             for _ in range(len(line)):
                 tenant = line.popleft()
                 tenant.credit = tenant.credit or tenant.weight * lump
@@ -508,6 +523,7 @@ class FairSupply(ParkedSupply):
     ) -> Filled:
         end = self._unsorted[0][0] if self._unsorted else self.next_offset
         tenants, allowed = self._tenants, self._tenants.allowance(tenant, self.boot_ns)
+        lasting: Block | None = None  # none of its messages has ended
         while tenant.credit > 0 and allowed > 0:
             may_new = new and bool(tenant.runs) and tenant.runs[0][0] < end
             again = bool(tenant.again) and not (tenant.again_last and may_new)
@@ -522,15 +538,19 @@ class FairSupply(ParkedSupply):
                 self._want(offset)
                 return Filled.NOT_NOW
             at = offset - block.first_offset
-            count = min(count, block.count - at)
-            reason, count = self.first_of(block, at, count, wall_ns)
-            if reason != WANTED:
-                tenants.taken(tenant, count, again=again)
-                self.looks -= count
-                self.give_up((offset, count, attempts), reason)
-                continue
+            if count > 1:
+                count = min(count, block.count - at)
+            if block is not lasting:
+                reason, count = self.first_of(block, at, count, wall_ns)
+                if reason != WANTED:
+                    tenants.taken(tenant, count, again=again)
+                    self.looks -= count
+                    self.give_up((offset, count, attempts), reason)
+                    continue
+                lasting = block if self.choice.endings.mask(block, wall_ns) is None else None
             sampled = consumer.sample_rate > 0 and not again
-            count = min(count, tenant.credit, allowed)
+            if count > 1:
+                count = min(count, tenant.credit, allowed)
             count = builder.count_that_fits(block, at, count, sampled=sampled)
             if not count:
                 return Filled.FULL
@@ -558,25 +578,50 @@ class FairSupply(ParkedSupply):
             self._out.update(dict.fromkeys(range(offset, offset + count), tenant))
 
     def pick_apart(self, consumer: Subscriber, room: int, wall_ns: int) -> Picked | None:
-        """Return the next suspects. They wait while consumers have enough messages of their key."""
-        if not self.apart.ready:
-            return None
-        if not self._has_limits():
+        """Return the next suspect whose key may have one more message with consumers."""
+        self.apart_held = False
+        if not self.apart.ready or not self._has_limits():
             return super().pick_apart(consumer, room, wall_ns)
-        block = self._find(self.apart.ready[0][0])
-        if block is not None:
-            key = self._key_at(block, self.apart.ready[0][0])
-            if self._tenants.is_busy(self._tenants.of(key)):
-                return None
-        picked = super().pick_apart(consumer, 1, wall_ns)
-        if picked is not None:
-            part, start, _ = picked.parts[0]
-            tenant = self._tenants.of(self._key_at(part, part.first_offset + start))
-            self._tenants.allowance(tenant, self.boot_ns)
-            self._sent(tenant, part.first_offset + start, 1)
-            if tenant.state is State.IDLE:
-                self._tenants.queue(tenant, self.boot_ns)
-        return picked
+        found = self._free_suspect(wall_ns)
+        if found is None:
+            return None
+        offset, attempts, block, tenant = found
+        self.apart.ready = deque(cut_out(self.apart.ready, [(offset, 1)]))
+        consumer.again_last = True
+        self._tenants.allowance(tenant, self.boot_ns)
+        self._sent(tenant, offset, 1)
+        if tenant.state is State.IDLE:
+            self._tenants.queue(tenant, self.boot_ns)
+        at = offset - block.first_offset
+        return Picked([(offset, 1, attempts + 1)], [(block, at, at + 1)], apart=True)
+
+    def _free_suspect(self, wall_ns: int) -> tuple[int, int, Block, Tenant] | None:
+        """Return the first suspect that may go, and give up those before it that have ended.
+
+        Only the first FAIR_MISSED_MAX of them are looked at. If consumers have enough messages of
+        the keys of all, `apart_held` is True then.
+        """
+        looks = 0
+        for first, count, attempts in list(self.apart.ready):
+            for offset in range(first, first + count):
+                if looks == options.FAIR_MISSED_MAX:
+                    return None
+                looks += 1
+                block = self._find(offset)
+                if block is None:
+                    self.apart_held = False
+                    self.wanted.add(offset)
+                    return None
+                reason, _ = self.first_of(block, offset - block.first_offset, 1, wall_ns)
+                if reason != WANTED:
+                    self.apart.ready = deque(cut_out(self.apart.ready, [(offset, 1)]))
+                    self.give_up((offset, 1, attempts), reason)
+                    continue
+                tenant = self._tenants.of(self._key_at(block, offset))
+                if not self._tenants.is_busy(tenant):
+                    return offset, attempts, block, tenant
+                self.apart_held = True
+        return None
 
     def _has_limits(self) -> bool:
         return bool(self._tenants.in_flight_max or self.settings.max_rate_per_key)
@@ -645,6 +690,9 @@ class FairSupply(ParkedSupply):
     def _parked_runs(self) -> Iterable[Run]:
         return chain(super()._parked_runs(), self._tenants.again_runs())
 
+    def _waiting_rows(self) -> Iterable[Run]:
+        return chain(super()._waiting_rows(), self._tenants.again_runs())
+
     # Reports
 
     def shown(self) -> dict[str, Iterator[Run]]:
@@ -660,9 +708,7 @@ class FairSupply(ParkedSupply):
                 if tenant.key is None
                 else tenant.key.decode("utf-8", "replace")[:KEY_SHOWN],
                 "waiting": tenant.waiting,
-                "limited": tenant.state.value
-                if tenant.state in (State.RATE, State.IN_FLIGHT)
-                else "",
+                "limited": self._tenants.held_by(tenant, self.boot_ns),
             }
             for tenant in self._tenants.largest(options.TENANTS_SHOWN)
         )

@@ -39,7 +39,7 @@ from typing import Protocol
 from ...transport.block.block import Block
 from ...transport.settings import ChannelSettings
 from ...transport.wire.protocol import Run
-from ..primitives.ranges import Range, cut_out, take, total
+from ..primitives.ranges import Range, cut_out, joined, take, total
 from ..runtime.pulses import SupplyPulse
 from ..settings import options
 from .deferred import Deferred, Row
@@ -340,7 +340,13 @@ class ParkedSupply(Supply):
         return chain(self._piles.runs(), self._unsorted)
 
     def _waiting_rows(self) -> Iterable[Run]:
-        return chain(super()._waiting_rows(), self._parked_runs())
+        """Return the rows to store. Adjacent parked messages are one row, whatever their piles are:
+        a start sorts them again. If messages of many piles alternate, these are a few rows instead
+        of thousands.
+        """
+        parked = chain(self._piles.runs(), self._unsorted)
+        spans = joined((start, start + count) for start, count, _ in parked)
+        return chain(super()._waiting_rows(), ((start, stop - start, 0) for start, stop in spans))
 
     def seek(self, offset: int) -> None:
         self._piles.clear()

@@ -88,6 +88,8 @@ class Peeks:
         facts = {
             "paused": delivery.paused,
             "settings": delivery.settings.as_dict(),
+            "expires_s": supply.choice.endings.lifetime_s,
+            "revoked": dict(supply.choice.endings.revoked),
             "wall_ns": wall_ns,
             "absent": supply.absent(),
         }

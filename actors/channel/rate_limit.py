@@ -84,6 +84,11 @@ class RateLimit:
         missing = self._lump - self._tokens
         return boot_ns + (int(missing * NS_PER_S / self.rate) + 1 if missing > 0 else 0)
 
+    @property
+    def quiet_ns(self) -> int:
+        """The time in which a limit that withholds messages does so once more, at the latest."""
+        return int(self.burst * NS_PER_S / self.rate) + NS_PER_S
+
     def full_ns(self, boot_ns: int, wall_ns: int) -> int:
         """Return when the bucket becomes full, by the wall clock."""
         self._refill(boot_ns)

@@ -193,6 +193,7 @@ class Supply:
         self.gaps: tuple[Span, ...] = ()
         self.again = Redelivery()
         self.apart = Suspects()
+        self.apart_held = False  # the limits of their keys hold all suspects back
         self.failures = Failures()
         self.deferred = deferred
         self.dying = Dying()

@@ -390,6 +390,7 @@ class Actor(Generic[StartT]):
         if port.on_readable is not None:
             port.on_readable(port)
             return
+        until_ns = time.monotonic_ns() + options.DRAIN_NS
         for mail in port.receive(options.DRAIN_MAX):
             if not isinstance(mail, Mail):
                 self._refuse(port, mail[0], mail[1])
@@ -411,6 +412,9 @@ class Actor(Generic[StartT]):
                 handler(port, mail, mail.message)
             except ZsqError as error:
                 self._refuse(port, mail.envelope, error, getattr(mail.message, "request", 0))
+            # To check a block takes up to 40 ms, and other peers wait for an answer.
+            if mail.frames and time.monotonic_ns() > until_ns:
+                return
 
     def _refuse(self, port: Port, envelope: Envelope, error: ZsqError, request: int = 0) -> None:
         log.debug("%s refuses: %s", self.title, error)

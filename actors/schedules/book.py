@@ -63,7 +63,8 @@ class Outcome(NamedTuple):
     """The result of a run.
 
     `last` and `handled`: see `Run`. `next_due` is the first due time after these, or None.
-    `published` and `left_out` count due times of this run. `trouble` says why it ended early.
+    `published` and `left_out` count due times of this run. `held` of those that are left out were
+    due while an earlier message of the schedule held its key. `trouble` says why it ended early.
     """
 
     last: int | None
@@ -72,6 +73,7 @@ class Outcome(NamedTuple):
     published: int = 0
     left_out: int = 0
     trouble: str = ""
+    held: int = 0
 
 
 @dataclass(slots=True)
@@ -239,8 +241,10 @@ def _note_trouble(entry: _Entry, run: Run, outcome: Outcome, now_ns: int) -> Non
     elif entry.tries:
         log.warning("%s publishes again", subject)
         entry.tries = 0
-    if outcome.left_out:
-        log.warning("%s has left out %d due times that were missed", subject, outcome.left_out)
+    if outcome.held:
+        log.info("%s has left out %d due times, see its --unique", subject, outcome.held)
+    if missed := outcome.left_out - outcome.held:
+        log.warning("%s has left out %d due times that were missed", subject, missed)
     entry.trouble = outcome.trouble
 
 

@@ -34,10 +34,11 @@ from ...transport.block.block import Block
 from ...transport.client.blocking.producer import Producer
 from ...transport.client.blocking.stage_writer import StageCommitter, StageWriter
 from ...transport.client.core.packing import pack_many
-from ...transport.errors import ZsqError
-from ...transport.wire.codec import HeaderValue
+from ...transport.errors import E_EXISTS, Refused, ZsqError
+from ...transport.wire.codec import UNIQUE_HEADER, UNIQUE_KEY_HEADER, HeaderValue
 from ...transport.wire.protocol import RunSchedule
-from ..settings.schedule_settings import DUE_HEADER, NAME_HEADER, Schedule, from_row
+from ...transport.wire.unique import UniqueKey
+from ..settings.schedule_settings import DUE_HEADER, NAME_HEADER, NEVER, Schedule, from_row
 from .book import Outcome, Run
 from .plan import plan
 
@@ -56,16 +57,30 @@ class TopicTransactions:
         with self._committer(topic) as committer:
             return committer.version_here(app)
 
-    def commit(self, topic: str, app: str, version: int, block: Block) -> bool:
-        """Commit the block. Return False if the topic had this version or a later one before."""
+    def is_held(self, topic: str, app: str, version: int, key: UniqueKey) -> bool:
+        """Return True if an earlier message holds the key. Then the version is committed empty."""
+        with self._committer(topic) as committer:
+            if not committer.is_held(app, version, key):
+                return False
+            committer.commit_here(app, version, [])
+        return True
+
+    def commit(
+        self, topic: str, app: str, version: int, block: Block, key: UniqueKey | None = None
+    ) -> bool:
+        """Commit the block. Return False if the topic had this version or a later one before.
+
+        If a message came in between that holds the key, the topic commits the version without the
+        block.
+        """
         with StageWriter(self._url, topic, app, version, timeout=CALL_S, create=False) as writer:
-            writer.push(block)
+            writer.push(block, has_key=key is not None)
             part = writer.seal()
         if part is None:
             return False
         with self._committer(topic) as committer:
             # What the bucket does not have at a takeover, the new primary publishes again.
-            committer.commit_here(app, version, [part])
+            committer.commit_here(app, version, [part], unique=key)
         return True
 
     def _committer(self, topic: str) -> StageCommitter:
@@ -74,7 +89,8 @@ class TopicTransactions:
 
 def carry_out(run: Run, transactions: TopicTransactions, now_s: Callable[[], float]) -> Outcome:
     """Publish what is due now. Errors of the topic are in the outcome."""
-    app, last, published, left_out = run.schedule.app, run.last, 0, 0
+    app, last, published, left_out, held = run.schedule.app, run.last, 0, 0, 0
+    key = run.schedule.unique_key(run.name)
     handled, trouble = max(run.handled, run.schedule.since), ""
     try:
         if last is None:
@@ -84,7 +100,12 @@ def carry_out(run: Run, transactions: TopicTransactions, now_s: Callable[[], flo
         for due in decision.publish:
             if run.is_cancelled:
                 break
-            published += transactions.commit(run.topic, app, due, message(run, due))
+            if key is None:
+                published += transactions.commit(run.topic, app, due, message(run, due))
+            elif transactions.is_held(run.topic, app, due, key):
+                held += 1
+            else:
+                published += transactions.commit(run.topic, app, due, message(run, due), key)
             last = handled = due
             left_out = (
                 decision.left_out
@@ -93,7 +114,8 @@ def carry_out(run: Run, transactions: TopicTransactions, now_s: Callable[[], flo
             left_out, handled = decision.left_out, decision.handled
     except ZsqError as error:
         last, trouble = None, str(error)
-    return Outcome(last, handled, run.cron.first_after(handled), published, left_out, trouble)
+    next_due = run.cron.first_after(handled)
+    return Outcome(last, handled, next_due, published, left_out + held, trouble, held)
 
 
 def publish_once(url: str, order: RunSchedule, now_s: Callable[[], float]) -> None:
@@ -103,13 +125,18 @@ def publish_once(url: str, order: RunSchedule, now_s: Callable[[], float]) -> No
     """
     schedule = from_row(order.row)
     with Producer(url, timeout=CALL_S) as producer:
-        producer.publish(
+        receipt = producer.publish(
             order.topic,
             schedule.body,
             key=schedule.key,
             tag=schedule.tag,
             headers=_headers(order.name, schedule, int(now_s())),
         )
+        if receipt.duplicate:
+            text = (
+                f"the message at offset {receipt.offset} holds the key of schedule {order.name!r}"
+            )
+            raise Refused(E_EXISTS, f"{text} ({schedule.unique}), so nothing was published")
 
 
 def message(run: Run, due: int) -> Block:
@@ -122,4 +149,7 @@ def message(run: Run, due: int) -> Block:
 
 def _headers(name: str, schedule: Schedule, due: int) -> dict[str, HeaderValue]:
     when = datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {**schedule.headers, NAME_HEADER: name, DUE_HEADER: when}
+    own = {NAME_HEADER: name, DUE_HEADER: when}
+    if schedule.unique != NEVER:
+        own |= {UNIQUE_KEY_HEADER: name, UNIQUE_HEADER: schedule.unique}
+    return {**schedule.headers, **own}

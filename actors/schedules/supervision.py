@@ -50,6 +50,7 @@ from ...transport.wire.admin_requests import (
 from ...transport.wire.answers import ScheduleRow, ScheduleState
 from ..runtime.process_table import Child
 from ..settings.schedule_settings import (
+    NEVER,
     SCHEDULES_BYTES_MAX,
     SCHEDULES_MAX,
     Schedule,
@@ -301,5 +302,6 @@ def _row_of(
         "cron": str(row.get("cron", "")),
         "timezone": str(row.get("timezone", "")),
         "policy": str(row.get("missed", "")),
+        "unique": str(row.get("unique", NEVER)),
         "body_bytes": len(str(row.get("body", ""))) * 3 // 4 - str(row.get("body", "")).count("="),
     }

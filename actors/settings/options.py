@@ -546,6 +546,7 @@ WAITERS_MAX: Final = 10_000
 ASKED_MAX: Final = 100_000
 SOCKETS_MAX: Final = 16_384
 DRAIN_MAX: Final = 256  # messages read from one socket in one turn of the loop
+DRAIN_NS: Final = 20_000_000  # after this time no more blocks are read from it in this turn
 
 
 BUCKET_LAG_S: Final = 1.0

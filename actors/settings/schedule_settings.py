@@ -4,10 +4,12 @@ A schedule is part of the topic's row in the registry. So it is shipped, restore
 the topic, and ends with it. In the registry, a schedule is a JSON object:
 
     {"uuid": "...", "cron": "0 3 * * *", "timezone": "UTC", "missed": "one", "since": 1790000000,
-     "paused": false, "body": "aGVsbG8=", "key": "...", "tag": "...", "headers": {...}}
+     "paused": false, "body": "aGVsbG8=", "key": "...", "tag": "...", "headers": {...},
+     "unique": "while working"}
 
-`body` and `key` are base64. `key`, `tag` and `headers` are left out if they are empty. A schedule
-that this version cannot read stays in the registry as it is, and is listed with the reason.
+`body` and `key` are base64. `key`, `tag`, `headers` and `unique` are left out if they are empty. A
+schedule that this version cannot read stays in the registry as it is, and is listed with the
+reason.
 
 The cron expression and the time zone are checked in `actors/schedules/cron.py`, which needs a
 library.
@@ -25,13 +27,22 @@ from typing import Any, Final
 from ...transport.block.block_format import HEADERS_BYTES_MAX, KEY_BYTES_MAX, TAG_BYTES_MAX
 from ...transport.errors import E_BAD_ARGUMENT, E_BAD_NAME, E_TOO_BIG, UsageError
 from ...transport.names import check_name
-from ...transport.wire.codec import HeaderValue, pack_headers
+from ...transport.wire.codec import (
+    UNIQUE_HEADER,
+    UNIQUE_KEY_HEADER,
+    HeaderValue,
+    pack_headers,
+)
+from ...transport.wire.unique import MODES, WHILE_WORKING, UniqueKey
 
 ONE: Final = "one"
 ALL: Final = "all"
 SKIP: Final = "skip"
 # What is published of the due times that were missed: the latest, all, or none.
 MISSED: Final = (ONE, ALL, SKIP)
+NEVER: Final = "never"
+# While which messages of the schedule its due times are left out.
+UNIQUE: Final = (NEVER, *MODES)
 UTC: Final = "UTC"
 SCHEDULES_MAX: Final = 1_000  # the schedules of all topics of a broker
 # The whole registry is written at each change. A command has at most 64 KiB.
@@ -40,11 +51,11 @@ SCHEDULES_BYTES_MAX: Final = 4 * 1024 * 1024  # the bodies of all schedules of a
 # The headers that each message of a schedule has: the schedule's name, and the due time.
 NAME_HEADER: Final = "zsq-schedule"
 DUE_HEADER: Final = "zsq-due"
-OWN_HEADERS: Final = (NAME_HEADER, DUE_HEADER)
+OWN_HEADERS: Final = (NAME_HEADER, DUE_HEADER, UNIQUE_HEADER, UNIQUE_KEY_HEADER)
 _TEXT_CHARS_MAX: Final = 200  # of a cron expression, and of a time zone
-_CHANGEABLE: Final = ("cron", "timezone", "missed", "body", "tag", "headers")
+_CHANGEABLE: Final = ("cron", "timezone", "missed", "body", "tag", "headers", "unique")
 # The headers of the user. The name and the due time come in addition.
-HEADERS_ROOM: Final = HEADERS_BYTES_MAX - 256
+HEADERS_ROOM: Final = HEADERS_BYTES_MAX - 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,13 @@ class Schedule:
     key: bytes | None = None
     tag: str | None = None
     headers: Mapping[str, HeaderValue] = field(default_factory=dict)
+    unique: str = NEVER
+
+    def unique_key(self, name: str) -> UniqueKey | None:
+        """Return the key that each message of the schedule holds. It is the schedule's name."""
+        if self.unique == NEVER:
+            return None
+        return UniqueKey(name.encode(), self.unique == WHILE_WORKING)
 
     @property
     def app(self) -> str:
@@ -82,7 +100,7 @@ def check_schedule_name(name: object) -> str:
 
 def asked_schedule(asked: Mapping[str, object], uuid: str, since: int) -> Schedule:
     """Return the schedule of a request. Raises `UsageError` if an option is wrong."""
-    known = {"name", "cron", "body", "timezone", "missed", "key", "tag", "headers"}
+    known = {"name", "cron", "body", "timezone", "missed", "key", "tag", "headers", "unique"}
     if unknown := asked.keys() - known:
         raise _wrong(f"a schedule has no option {', '.join(sorted(map(str, unknown)))[:80]}")
     body, key = asked.get("body"), asked.get("key")
@@ -102,6 +120,7 @@ def asked_schedule(asked: Mapping[str, object], uuid: str, since: int) -> Schedu
         key=key,
         tag=_tag(asked.get("tag")),
         headers=_headers(asked.get("headers", {})),
+        unique=_unique(asked.get("unique", NEVER)),
     )
 
 
@@ -112,7 +131,7 @@ def changed_schedule(before: Schedule, asked: Mapping[str, object], since: int) 
     """
     changes = {name: value for name, value in asked.items() if name != "name"}
     if not changes:
-        raise _wrong("give at least one change: cron, timezone, missed, body, tag, headers")
+        raise _wrong("give at least one change: cron, timezone, missed, body, tag, headers, unique")
     now = {name: getattr(before, name) for name in _CHANGEABLE}
     schedule = asked_schedule({**now, **changes}, before.uuid, since)
     return replace(schedule, key=before.key, paused=before.paused)
@@ -133,6 +152,8 @@ def as_row(schedule: Schedule) -> dict[str, object]:
         row["key"] = base64.b64encode(schedule.key).decode()
     if schedule.tag is not None:
         row["tag"] = schedule.tag
+    if schedule.unique != NEVER:
+        row["unique"] = schedule.unique
     if schedule.headers:
         row["headers"] = dict(schedule.headers)
     return row
@@ -181,6 +202,13 @@ def _missed(value: object) -> str:
     if not isinstance(value, str) or value not in MISSED:
         raise _wrong(f"missed must be one of {', '.join(MISSED)}, not {repr(value)[:80]}")
     return value
+
+
+def _unique(value: object) -> str:
+    mode = value.replace("-", " ") if isinstance(value, str) else value
+    if not isinstance(mode, str) or mode not in UNIQUE:
+        raise _wrong(f"unique must be one of {', '.join(UNIQUE)}, not {repr(value)[:80]}")
+    return mode
 
 
 def _headers(found: object) -> Mapping[str, HeaderValue]:

@@ -182,8 +182,9 @@ _CHANNEL: Final = (
     _S("channel", "client_count", "consumers", _CORE, "consumers connected", metric="zsq_channel_clients", view="consumers", nsq=9),
     _S("channel", "backing_off_count", "consumers", _CORE, "consumers that back off because their handlers fail",
        metric="zsq_channel_backing_off"),
-    _S("channel", "limited_since", "s", _CORE, "since when its `max_rate` withholds messages, since 1970", default=None,
-       note="since when its `max_rate` withholds messages, in seconds since 1970; `null`: it does not"),
+    _S("channel", "limited_since", "s", _CORE, "1: its `max_rate` withholds messages", metric="zsq_channel_limited", default=None,
+       note="since when its `max_rate` withholds messages, in seconds since 1970; `null`: it does not, or its consumers are slower. In"
+       " `/metrics` 1 if it does, and otherwise 0"),
     _S("channel", "tenants", "rows", "channel/fair.py", "keys of a fair channel with the most waiting messages", default=(),
        note="of a fair channel: the keys, or tags, with the most waiting messages, at most 5: `key`, `waiting`, and `limited`: `rate`,"
        " `in flight`, or `\"\"`"),
@@ -201,7 +202,7 @@ _CHANNEL: Final = (
     _S("channel", "requeue_count", "deliveries", _CORE, "deliveries given back", metric="zsq_channel_requeued_total", view="requeued",
        nsq=7, title="requeued", top="requeued", counter=True),
     _S("channel", "defer_count", "deliveries", _CORE, "deliveries put off without an attempt", metric="zsq_channel_deferrals_total",
-       view="put_off", title="put off", counter=True),
+       view="put_off", title="put off", rare=7, counter=True),
     _S("channel", "timeout_count", "deliveries", _CORE, "deliveries not finished in time", metric="zsq_channel_timeouts_total",
        view="timed_out", nsq=8, title="timed out", top="timed out", counter=True),
     _S("channel", "dead_letter_count", "messages", _SUPPLY, "messages moved to the dead-letter topic",

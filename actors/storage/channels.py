@@ -31,7 +31,7 @@ from __future__ import annotations
 import reprlib
 import time
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import chain
@@ -52,6 +52,7 @@ from ...transport.errors import (
     ZsqError,
 )
 from ...transport.names import check_name, is_ephemeral
+from ...transport.settings import NONE
 from ...transport.wire import protocol as p
 from ...transport.wire.protocol import Save
 from ..primitives.ranges import Span, joined, within
@@ -59,6 +60,7 @@ from ..runtime.port import Envelope, Mail, Port
 from ..settings import options
 from ..settings.channel_settings import made, resolve
 from .commits import StateCommits
+from .locks import Locks
 from .reads import refused
 
 _BEHIND = 1 << 63  # higher than any start
@@ -261,6 +263,7 @@ class Channels:
         *,
         in_memory: bool = False,
         finishes_must_wait: Callable[[], bool] = lambda: False,
+        expires_s: float = NONE,
     ) -> None:
         """Take over the channels of the table.
 
@@ -271,9 +274,11 @@ class Channels:
         self._state = state
         self.sync = sync
         self._finishes_must_wait = finishes_must_wait
+        self.expires_s = expires_s  # the topic's setting, which each channel learns when it opens
         self.rows = dict(table.channels)
         self.memory = MemoryRows()
         self.in_memory = in_memory
+        self.locks = Locks(self, lambda: log.start)
         self._left: set[str] = set()  # ephemeral channels whose processes are being ended
         self.waiting = table.waiting
         self.visible_end = table.paused_end
@@ -336,6 +341,10 @@ class Channels:
     def __contains__(self, channel: str) -> bool:
         return channel in self.rows or channel in self.memory
 
+    def all_rows(self) -> Mapping[str, ChannelRow]:
+        """Return the rows of all channels, with `#ephemeral` ones."""
+        return {**self.rows, **self.memory.rows} if self.memory else self.rows
+
     def checkpoint(self) -> bool:
         """Keep no messages for a first channel while there are only ephemeral channels.
 
@@ -390,6 +399,7 @@ class Channels:
         check_name(message.channel, "channel")
         if is_ephemeral(message.channel):
             self.memory.make(message.channel, self._new_row(message))
+            self.locks.forget_channel(message.channel)
             self._left.discard(message.channel)
             self.owners[message.channel] = mail.envelope
             self._opened(port, mail, message, ([], DeferredTotal()))
@@ -455,6 +465,7 @@ class Channels:
             "start": self._log.start,
             "deferred": deferred,
             "gaps": self.gaps(),
+            "expires_s": self.expires_s,
         }
         size = options.SAVE_ROWS_MAX
         for at in range(0, max(len(holes), 1), size):
@@ -468,8 +479,9 @@ class Channels:
 
     def save(self, port: Port, mail: Mail, message: p.Save) -> None:
         self._check_owner(mail, message.channel)
+        before = self._rows_of(message.channel)[message.channel]
         try:
-            row = _saved(self._rows_of(message.channel)[message.channel], message, self._log.end)
+            row = _saved(before, message, self._log.end)
             pages = self._page(message)
         # Later pages of this commit may have arrived. Applied without this page, they would move
         # the channel past messages that only this page mentions.
@@ -482,9 +494,11 @@ class Channels:
         del self._pages[message.channel]
         if message.channel in self.memory:
             self.memory.save(message.channel, row, pages)
+            self.locks.saved(message.channel, before, row, pages)
             port.send(mail.envelope, p.Done(message.request, {}))
             return
         self.rows[message.channel] = row
+        self.locks.saved(message.channel, before, row, pages)
         self._state.batch.channel_puts[message.channel] = row
         self._state.cover(row.next_offset)
         # The batch may already hold older changes of the same rows. The later change replaces them.
@@ -596,6 +610,7 @@ class Channels:
         """Forget a channel that ended, with its rows. `then` is called when that is committed."""
         self._pages.pop(name, None)
         self.owners.pop(name, None)
+        self.locks.forget_channel(name)
         if name in self.memory:
             self.leave(name)
             self.memory.drop(name)

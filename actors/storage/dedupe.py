@@ -3,7 +3,7 @@
 The topic has read the ids of a block (`Block.ids`). `sifting.py` compares them with the index
 (`storage/dedupe`) and with each other. Blocks without ids are not looked at. The ids of what is
 left are added to the index when the log has accepted the append, in the same step of the loop. So
-the ids follow the order of the log.
+the ids follow the order of the log. The same is true of unique keys, which `locks.py` knows.
 
 The answer to a publish that stored nothing waits for the same sync as the message that it repeats:
 it is answered in the order of the appends, and its end is the end of the log at that time.
@@ -20,8 +20,10 @@ from ...storage.dedupe.id_format import NO_OFFSET
 from ...storage.dedupe.id_index import Flush, IdIndex
 from ...storage.directory.store import Store
 from ...transport.block.block import Block
+from ...transport.wire.unique import digests_of_keys, modes_of
 from ..runtime.pulses import DedupePulse
 from ..runtime.worker_thread import Jobs
+from .locks import Locks
 from .sifting import Left, Repeats, Sifted, sift
 
 log = logging.getLogger("zsq")
@@ -30,15 +32,19 @@ NS_PER_S: Final = 1_000_000_000
 
 
 class Dedupe:
-    """The ids of one topic. `thread` writes their files."""
+    """The ids and keys of one topic. `thread` writes the files of the ids."""
 
-    def __init__(self, store: Store, window_s: float, thread: Jobs, title: str) -> None:
+    def __init__(
+        self, store: Store, window_s: float, thread: Jobs, title: str, locks: Locks
+    ) -> None:
         self._store = store
+        self._locks = locks
         self._thread = thread
         self._title = title
         self._window_ns = int(window_s * NS_PER_S)
         self._trouble = ""
         self._range = (0, 0)
+        self._keys_from: int | None = None  # as in the last checkpoint, if that is known
         self.duplicate_count = 0
 
     @property
@@ -54,12 +60,21 @@ class Dedupe:
         self._window_ns = int(window_s * NS_PER_S)
 
     def sift(self, blocks: Sequence[Block]) -> Sifted | None:
-        """Find the messages whose ids are known. Return None if no block has ids."""
-        if not self._window_ns or not any(block.ids for block in blocks):
+        """Find the messages whose ids are known, or whose keys are held.
+
+        Return None if no block has ids or keys.
+        """
+        if not any(block.ids for block in blocks):
             return None
         since_ns = time.time_ns() - self._window_ns
-        index = self._index
-        return sift(blocks, lambda ids: index.known(ids, since_ns) if index is not None else {})
+        index = self._index if self._window_ns else None
+        modes = modes_of(blocks)
+
+        def known(digests: Sequence[bytes]) -> dict[int, int]:
+            offsets = {} if index is None else index.known(digests, since_ns)
+            return {**offsets, **self._locks.known(digests, modes)} if modes else offsets
+
+        return sift(blocks, known)
 
     def left(self, sifted: Sifted, first_offset: int) -> dict[int, Left]:
         """Return what is left of the blocks, see `Sifted.left`, and count the duplicates."""
@@ -69,7 +84,15 @@ class Dedupe:
     def stored(self, sifted: Sifted, first_offset: int, end: int) -> None:
         """Note that what is left is in the log, from this offset on."""
         offsets = [first_offset + place for place in sifted.places]
-        self._add(sifted.digests, offsets, time.time_ns(), end)
+        digests = sifted.digests
+        if keys := digests_of_keys(sifted.blocks):
+            rows = [*zip(digests, offsets, strict=True)]
+            for digest, offset in rows:
+                if digest in keys:
+                    self._locks.add(digest, offset)
+            digests = [digest for digest, _ in rows if digest not in keys]
+            offsets = [offset for digest, offset in rows if digest not in keys]
+        self._add(digests, offsets, time.time_ns(), end)
 
     def delayed(self, blocks: Sequence[Block], time_ns: int) -> None:
         """Note that delayed blocks are on the disk, with this time in the rows of their ids."""
@@ -79,7 +102,7 @@ class Dedupe:
     def _add(
         self, digests: Sequence[bytes], offsets: Sequence[int], time_ns: int, end: int
     ) -> None:
-        if digests:
+        if digests and self._window_ns:
             self._store.make_ids().add(digests, offsets, time_ns, end)
 
     def repeats_of(self, block: Block, place: tuple[int, ...]) -> Repeats:
@@ -90,11 +113,17 @@ class Dedupe:
         ids are known count as repeats.
         """
         index = self._index
-        if index is None or block.ids is None:
+        if block.ids is None or (index is None and block.modes is None):
             return ()
         digests = [digest for digest in block.ids if digest is not None]
-        known = index.known(digests, time.time_ns() - self._window_ns)
         expected = place[0] if len(place) == 1 else -1
+        known = {} if index is None else index.known(digests, time.time_ns() - self._window_ns)
+        for at in modes_of([block]):
+            # A key may have a later holder by now. Then the message of this block was stored, and
+            # is finished.
+            offset = self._locks.newest(digests[at])
+            if offset is not None and (expected < 0 or offset < expected + block.count):
+                known[at] = offset
         repeats: list[tuple[int, int]] = []
         seen: set[bytes] = set()
         following = -1
@@ -156,6 +185,14 @@ class Dedupe:
             return None
         self._range = found
         return found
+
+    def keys_from(self) -> int | None:
+        """Return the first offset that may hold a key, for the checkpoint. None: as before."""
+        lowest = self._locks.lowest
+        if lowest == self._keys_from:
+            return None
+        self._keys_from = lowest
+        return lowest
 
     @property
     def is_idle(self) -> bool:

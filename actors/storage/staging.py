@@ -41,7 +41,7 @@ from ...storage.log.transactions import (
 from ...storage.space import Shortage
 from ...storage.state.state import StateBatch, Table
 from ...transport.block.block import MESSAGE_BYTES_MAX, Block, Limits, check_block
-from ...transport.block.block_format import STAGED
+from ...transport.block.block_format import STAGED, UNIQUE
 from ...transport.errors import (
     E_BAD_BLOCK,
     E_CHECKSUM,
@@ -60,6 +60,7 @@ from ...transport.errors import (
 )
 from ...transport.wire import protocol as p
 from ...transport.wire.dead_letter import check_block_headers
+from ...transport.wire.unique import digest_of_key
 from ..primitives.rates import RateMeter
 from ..runtime.port import Envelope, Mail, Port, user_of
 from ..runtime.pulses import StagingPulse
@@ -68,6 +69,7 @@ from ..settings import options
 from ..settings.closing import TO_PUBLISHERS
 from .commits import StateCommits
 from .extension_point import StorageExtension
+from .locks import Locks
 from .stages import SealNow, Stages, is_superseded
 
 WAITING_MAX: Final = 256  # requests that wait for one commit: repeats of it and of its abort
@@ -228,9 +230,10 @@ class StageCommits:
         self, store: Store, state: StateCommits, thread: Jobs, table: Table, core: Stages, port: Port, admit: Callable[[int], None],
         on_committed: Callable[[], None], shortage: Shortage, *, stage_timeout_s: float = 0.0,
         message_bytes_max: int = MESSAGE_BYTES_MAX, in_memory: bool = False, closed: bool = False,
-        extension: StorageExtension,
+        extension: StorageExtension, locks: Locks,
     ) -> None:  # fmt: skip
         self._extension = extension
+        self._locks = locks
         self._limits = Limits(message_bytes_max)
         self.core = core
         self.thread = thread
@@ -502,19 +505,32 @@ class StageCommits:
         self._check_open()
         self._check_after(message)
         stages = self.core.check_parts(transaction, message.parts)
+        is_held = self._is_held(message)
         if message.dry_run:
             self._make_room(message.app)
-            data = {"first_offset": -1, "messages": 0, "repeated": False}
+            data = {"first_offset": -1, "messages": 0, "repeated": False, "held": is_held}
             port.send(mail.envelope, p.Done(message.request, data))
             return
         if not self._is_reserved(port, mail, message):
             return
         self._make_room(message.app)
+        if is_held:
+            stages = []  # they are dropped as those of a commit that does not name them
         merge = self._log.begin_merge([self._staging.part(stage) for stage in stages])
         if merge is None:
             self._commit(port, mail, message, transaction, stages, None)
             return
         self._queue.add(PendingCommit(port, mail, message, transaction, stages, merge))
+
+    def _is_held(self, message: p.Commit) -> bool:
+        """Return True if an earlier message holds the key of this commit."""
+        if not message.unique_key:
+            return False
+        digest = digest_of_key(message.unique_key)
+        if self._locks.holder(digest, while_working=message.while_working) is not None:
+            return True
+        self._locks.check_room()
+        return False
 
     def _check_after(self, message: p.Commit) -> None:
         """Refuse a commit that continues at another version than the app's last one."""
@@ -572,6 +588,8 @@ class StageCommits:
             if isinstance(error, DiskFull):
                 self._shortage.refused(error, 1, time.monotonic_ns())
             raise refusal(error) from error
+        if message.unique_key and group.messages:
+            self._locks.add(digest_of_key(message.unique_key), group.first_offset)
         row = TransactionRow(
             message.version,
             message.kind,
@@ -716,12 +734,16 @@ def _one_block(mail: Mail) -> Block:
 
 def _check(block: Block, limits: Limits) -> None:
     header = block.header
-    others = header.flags & ~STAGED
+    others = header.flags & ~(STAGED | UNIQUE)
     if others or header.reserved_1 or header.reserved_2 or header.producer_id:
         raise UsageError(
             E_BAD_BLOCK,
             "a staged block must have no flags but those of lifetimes (so no message for one "
             "channel or with an id), no producer id and empty reserved fields",
         )
+    if header.flags & UNIQUE and header.count != 1:
+        # The message of a schedule. Its commit names the key.
+        text = "a staged block with a unique key must have one message"
+        raise UsageError(E_BAD_BLOCK, text)
     check_block(block, limits)
     check_block_headers(block)

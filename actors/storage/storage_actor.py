@@ -29,6 +29,7 @@ from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, cast
 
 from ...storage.dedupe.id_format import NO_OFFSET
+from ...storage.directory.held_keys import read_held_keys
 from ...storage.directory.store import (
     Store,
     StoreOptions,
@@ -42,7 +43,7 @@ from ...storage.files import Files
 from ...storage.log.log import SyncTicket
 from ...storage.retention import resolve
 from ...storage.space import Shortage, Space
-from ...storage.state.state import ProducerRow, Table, producer_after
+from ...storage.state.state import HoleRow, ProducerRow, Table, producer_after
 from ...transport.block.block import Block
 from ...transport.block.block_format import PUBLISHED
 from ...transport.errors import E_BAD_BLOCK, E_CLOSING, E_DISK_FULL, Refused, UsageError
@@ -212,15 +213,18 @@ class StorageActor:
         self._producers = ProducerTable(table.producers)
         self.state = StateCommits(state_thread, store.state, table, title, store.keeper)
         self.extension = extension_class()(self)
+        self._channels = Channels(
+            self._log, self.state, table, self.mode, in_memory=in_memory, finishes_must_wait=self.extension.finishes_must_wait,
+            expires_s=start.retention.expires_s,
+        )  # fmt: skip
+        self._find_keys(table)
         self._dedupe = Dedupe(
             store,
             start.retention.dedupe_window_s,
             self._thread("ids", lambda: self._dedupe.on_results()),
             title,
+            self._channels.locks,
         )
-        self._channels = Channels(
-            self._log, self.state, table, self.mode, in_memory=in_memory, finishes_must_wait=self.extension.finishes_must_wait
-        )  # fmt: skip
         self._delayed = DelayedMessages(
             store, title, delayed_thread, self._listener, self.extension, self._delayed_moved, self._hint,
             self.host.answer_order, self._shortage,
@@ -238,6 +242,7 @@ class StorageActor:
             self.host.open_router(start.stage, answers_max=options.STAGE_ANSWERS_MAX),
             self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=start.stage_timeout_s,
             message_bytes_max=start.message_bytes_max, in_memory=in_memory, closed=start.closed, extension=self.extension,
+            locks=self._channels.locks,
         )  # fmt: skip
         self._upkeep = LogUpkeep(store, title, self._housekeeping, is_woken=start.woken)
         self._reads = Reads(
@@ -256,6 +261,17 @@ class StorageActor:
             self._housekeeping,
             self.host.answer_order,
         )
+
+    def _find_keys(self, table: Table) -> None:
+        """Find the messages that hold unique keys."""
+        state = self.store.state
+
+        def holes(channel: str, offsets: Sequence[int]) -> list[HoleRow]:
+            if channel not in table.channels:
+                return []
+            return [*table.holes.get(channel, ()), *state.deferred_at(channel, offsets)]
+
+        self._channels.locks.found(read_held_keys(self._log, table.keys), holes)
 
     def _route(self) -> None:
         """Register the handlers.
@@ -295,6 +311,7 @@ class StorageActor:
             self._look_for_space,
             self._delayed.tick,
             lambda: self._dedupe.tick(self._log.synced_end),
+            self._channels.locks.tick,
             self._unless_stopping(self._reads.tick),
             self._unless_stopping(lambda: self._upkeep.tick(time.time_ns())),
             self._unless_stopping(self._backup.tick),
@@ -379,6 +396,9 @@ class StorageActor:
         policy = resolve(order.retention)
         self._dedupe.set_window(policy.dedupe_window_s)
         self.extension.policy_changed(policy)
+        self._channels.expires_s = policy.expires_s
+        for envelope in self._channels.owners.values():
+            self.front.send(envelope, order)
         return p.Done(order.request, {"retention": self._retention.configure(policy)})
 
     def _set_sync(self, order: p.SetSync) -> p.Done:
@@ -480,6 +500,10 @@ class StorageActor:
     def dedupes(self) -> bool:
         """True if the topic has a window of ids. Otherwise it does not read the ids of blocks."""
         return self._dedupe.is_on
+
+    def check_keys(self) -> None:
+        """Raise `Refused` (E_LIMIT) if no more messages can hold unique keys."""
+        self._channels.locks.check_room()
 
     def repeats_of(self, block: Block, place: tuple[int, ...]) -> Repeats:
         """Return which messages of a block that is sent again were stored by another one."""
@@ -666,6 +690,7 @@ class StorageActor:
             self._start_sync()
             return
         self.state.batch.ids = self._dedupe.range(self._log.synced_end)
+        self.state.batch.keys = self._dedupe.keys_from()
         self.state.commit(self._log.synced_end, *self._producers.take(time.time_ns()))
 
     # Orders

@@ -15,13 +15,14 @@ from typing import Any, cast
 import zmq
 
 from ...transport.block.block import Limits, check_block
-from ...transport.block.block_format import HAS_IDS, PUBLISHED
+from ...transport.block.block_format import HAS_IDS, PUBLISHED, UNIQUE
 from ...transport.errors import (
     E_BAD_ARGUMENT,
     E_BAD_BLOCK,
     E_BAD_COMMAND,
     E_CLOSING,
     E_LIMIT,
+    E_UNSUPPORTED,
     Refused,
     UsageError,
     ZsqError,
@@ -30,6 +31,7 @@ from ...transport.units import NS_PER_MS
 from ...transport.wire import protocol as p
 from ...transport.wire.dead_letter import check_block_headers
 from ...transport.wire.dedupe import digests_of
+from ...transport.wire.unique import DELAYED_TEXT, read_keys
 from ..primitives.rates import RECENT_NS, RateMeter
 from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
@@ -39,7 +41,7 @@ from ..settings.starts import TopicStart
 from ..storage.sifting import Left
 from ..storage.storage_actor import StorageActor
 from .fanout import Fanout
-from .ordering import Ordering, Peer, Reply
+from .ordering import IDS_AN_APPEND, Ordering, Peer, Reply, ids_in
 
 
 class TopicActor(Actor[TopicStart]):
@@ -146,6 +148,11 @@ class TopicActor(Actor[TopicStart]):
             check_block_headers(block)
             if header.flags & HAS_IDS and self.storage.dedupes:
                 block.ids = digests_of(block)
+            if header.flags & UNIQUE:
+                if delay_ms:
+                    raise UsageError(E_UNSUPPORTED, DELAYED_TEXT)
+                read_keys(block)
+                self.storage.check_keys()
             if not 0 <= delay_ms <= p.DELAY_MS_MAX or (delay_ms == 0) != (
                 type(mail.message) is p.Pub
             ):
@@ -216,12 +223,19 @@ class TopicActor(Actor[TopicStart]):
             self._answer_early()
         while self._closings and self.ordering.idle():
             self.answer_order(self._closings.pop())
+        ids, self.busy = 0, False
         while self._may_append() and (append := self.ordering.next_append()) is not None:
             request, blocks = append
+            ids += sum(map(ids_in, blocks))
             try:
                 self.storage.append(request, blocks)
             except ZsqError as error:
                 self._send(self.ordering.failed(request, error.code, error.text))
+            if (
+                ids >= IDS_AN_APPEND
+            ):  # the rest comes in the next turn, after what arrived meanwhile
+                self.busy = True
+                break
         if self._may_append() and (delayed := self.ordering.next_delayed()) is not None:
             request, blocks, delays_ms = delayed
             try:

@@ -33,7 +33,7 @@ from ...transport.block.block import (
     Block,
     Header,
 )
-from ...transport.block.block_format import ADDRESSED, EXPIRES, HAS_IDS, REVOCABLE
+from ...transport.block.block_format import ADDRESSED, EXPIRES, HAS_IDS, REVOCABLE, UNIQUE
 from ...transport.checksum import crc32c
 from ...transport.errors import ZsqError
 from ...transport.wire.codec import user_headers
@@ -55,6 +55,7 @@ _FLAGS: Final = (
     (EXPIRES, "expires"),
     (REVOCABLE, "revocable"),
     (HAS_IDS, "ids"),
+    (UNIQUE, "unique keys"),
 )
 
 

@@ -395,7 +395,7 @@ class LogMirror:
         states = {peeked.state for peeked in peek.messages if peeked.offset == offset}
         if "dying" not in states:
             if not states:
-                self._note_absent(offset, error)
+                self._note_absent(offset, error, is_finished=peek.next_offset > offset)
                 return
             dead = self._channel_row()["dead_letter_count"]
             with Consumer(name, plan.channel, url=plan.url, ready=1) as consumer:
@@ -411,17 +411,17 @@ class LogMirror:
         self._report.rejected += 1
         self._say(f"{name}: message {offset} is now a dead letter: {error.text}")
 
-    def _note_absent(self, offset: int, error: ZsqError) -> None:
+    def _note_absent(self, offset: int, error: ZsqError, *, is_finished: bool) -> None:
         """Tell of a message that the channel has no more, so that it can make no dead letter.
 
-        It was rejected before the process was killed, or the channel has skipped it for its age.
+        It was rejected before the process was killed, or it has expired, or was cancelled.
         """
         text = f"{self._name}: message {offset} was left out: {error.text}"
-        if not self._channel_row()["settings"]["max_age_s"]:
+        if is_finished:
             self._say(f"{text}. The channel has finished it, or made a dead letter before")
             return
         self._report.lost += 1
-        self._say(f"{text}. The channel has skipped it because of its max_age")
+        self._say(f"{text}. The channel skips it: it has expired, or was cancelled")
 
     def _wait_for_dead_letter(self, count: int) -> None:
         """Wait until the channel has stored one more dead letter than `count`."""

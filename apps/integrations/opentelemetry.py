@@ -39,6 +39,7 @@ from ... import __version__
 from ...transport.client.core.message import BatchView, MessageView
 from ...transport.client.core.publish_arguments import as_headers
 from ...transport.errors import UsageError, ZsqError
+from ...transport.wire.protocol import DEAD
 
 __all__ = ["ZsqInstrumentor", "context_of"]
 
@@ -51,7 +52,6 @@ EXAMINED_MAX: Final = 1_000
 _BLOCKING: Final = "zsq.transport.client.blocking"
 _ASYNCIO: Final = "zsq.transport.client.asyncio"
 _MESSAGES: Final = ("zsq.transport.client.core.message", f"{_ASYNCIO}.aio_consumer")
-_ANSWERS: Final = ("finish", "requeue", "reject")
 Call = Callable[..., Any]
 
 
@@ -315,6 +315,14 @@ class _Tracing:
         with self._settling(wrapped.__name__, received):
             return wrapped(*args, **options)
 
+    def give_back(self, wrapped: Call, received: Any, args: Any, options: Any) -> Any:
+        if not is_instrumentation_enabled():
+            return wrapped(*args, **options)
+        is_dead = args[0] == DEAD
+        operation = "defer" if options.get("defer") else "reject" if is_dead else "requeue"
+        with self._settling(operation, received):
+            return wrapped(*args, **options)
+
     async def settle_async(self, wrapped: Call, received: Any, args: Any, options: Any) -> Any:
         if not is_instrumentation_enabled():
             return await wrapped(*args, **options)
@@ -336,8 +344,10 @@ class _Tracing:
         yield f"{_ASYNCIO}.aio_runner", "Runner.handle", self.handle_async
         for module, settle in zip(_MESSAGES, (self.settle, self.settle_async), strict=True):
             for kind in ("Message", "Batch"):
-                for name in _ANSWERS:
-                    yield module, f"{kind}.{name}", settle
+                yield module, f"{kind}.finish", settle
+        # Where `requeue`, `defer` and `reject` end, those of `run` too.
+        for kind in ("MessageView", "BatchView"):
+            yield _MESSAGES[0], f"{kind}._give_back", self.give_back
 
 
 class ZsqInstrumentor(BaseInstrumentor):

@@ -21,12 +21,13 @@ from ...actors.primitives.ranges import ranges_of
 from ...actors.settings import channel_settings, options
 from ...actors.storage.delayed import aged_block
 from ...storage.delayed.delayed_format import DelayedKey, DelayedRow
+from ...storage.state.channel_row import ChannelRow
 from ...transport.block.block import Block, cut, with_place
 from ...transport.errors import ZsqError
-from ...transport.settings import SettingValue
+from ...transport.settings import NONE, SettingValue
 from ...transport.wire.answers import DelayedRow as ListedRow
 from ...transport.wire.lifetime import revoke_keys
-from ...transport.wire.protocol import Range, Wire
+from ...transport.wire.protocol import Range, Save, Wire
 from .memory_ids import MemoryIds
 
 Send = Callable[[OutgoingDelivery], None]
@@ -54,6 +55,8 @@ class MemoryChannel:
         self.core = ChannelCore(
             number, begin, (), {}, paused=False, settings=settings, channel=name
         )
+        self.core.set_lifetime(topic.expires_s)
+        self.row = ChannelRow(begin)
         # The rows of deferred messages: first offset -> (count, attempts, due time).
         self._deferred: dict[int, tuple[int, int, int]] = {}
 
@@ -112,7 +115,11 @@ class MemoryChannel:
         return True
 
     def _save(self, changes: Changes) -> None:
-        """Keep the deferred rows, as the state store does. Nothing else is needed again."""
+        """Keep the deferred rows, as the state store does, and say which messages have ended."""
+        before, emptied = self.row, tuple(self.core.supply.emptied)
+        self.row = ChannelRow(changes.next_offset, emptied=emptied)
+        page = Save(0, self.name, {}, changes.holes_put, changes.holes_gone, changes.clear, False)
+        self.topic.ids.locks.saved(self.name, before, self.row, [page])
         if changes.clear:
             self._deferred.clear()
         for start in changes.holes_gone:
@@ -197,7 +204,8 @@ class MemoryTopic:
     def __init__(self, name: str) -> None:
         self.name = name
         self.uuid = uuid.uuid4().hex
-        self.ids = MemoryIds()
+        self.expires_s: float = NONE
+        self.ids = MemoryIds(self)
         self.closed = ""
         self.channels: dict[str, MemoryChannel] = {}
         self.producers: dict[int, _MemoryProducer] = {}
@@ -208,6 +216,10 @@ class MemoryTopic:
         self._firsts: list[int] = []
         self._delayed: dict[DelayedKey, Block] = {}  # one message each
         self._serial = 0
+
+    def all_rows(self) -> dict[str, ChannelRow]:
+        """Return what the channels have committed."""
+        return {name: channel.row for name, channel in self.channels.items()}
 
     @property
     def visible_end(self) -> int:

@@ -35,6 +35,7 @@ from ...actors.supervisor.commands.topic_settings import checked
 from ...storage.delayed.delayed_format import DelayedKey, parse_key
 from ...storage.retention import resolve
 from ...transport.block.block import Block
+from ...transport.block.block_format import UNIQUE
 from ...transport.errors import (
     E_BAD_ARGUMENT,
     E_CLOSED,
@@ -57,6 +58,7 @@ from ...transport.wire.admin_codec import request_of
 from ...transport.wire.admin_requests import END
 from ...transport.wire.codec import frames_blocks
 from ...transport.wire.sockets import open_frames, recv_frames, send_word
+from ...transport.wire.unique import DELAYED_TEXT
 from .clients import BrokerForTests
 from .local import QUIET_S, as_ns
 from .memory import MemoryChannel, MemoryTopic
@@ -95,13 +97,13 @@ class MemoryBroker(BrokerForTests):
     `reader` and `admin`. It listens on a free port of 127.0.0.1, with no access control. It is
     started with `start` or on entering `with`, and everything is gone after `stop`.
 
-    It supports publishing (also with delays and ids), channels with all of their settings, dead
-    letters, reading by offset, and these calls of `Admin`: create, configure, delete, pause,
-    unpause, empty, seek and skip for channels; create, delete, close, open, pause and unpause for
-    topics; `topics`, `cancel`, `revoke`, and the calls for delayed messages. Everything else raises
-    `UsageError` with the code E_UNSUPPORTED: `#ephemeral` names, parts, stages, statistics, peeks
-    at channels, and changes of a topic's settings. The retention of a topic is checked, but no
-    message is ever removed.
+    It supports publishing (also with delays, ids and unique keys), channels with all of their
+    settings, dead letters, reading by offset, and these calls of `Admin`: create, configure,
+    delete, pause, unpause, empty, seek and skip for channels; create, delete, close, open, pause
+    and unpause for topics; `topics`, `cancel`, `revoke`, and the calls for delayed messages.
+    Everything else raises `UsageError` with the code E_UNSUPPORTED: `#ephemeral` names, parts,
+    stages, statistics, peeks at channels, and changes of a topic's settings. The retention of a
+    topic is checked, but no message is ever removed.
     """
 
     def __init__(self) -> None:
@@ -418,8 +420,10 @@ class MemoryBroker(BrokerForTests):
         self._send(client, producer.answers[sequence])
 
     def _store(self, topic: MemoryTopic, block: Block, delay_ms: int) -> p.Wire:
-        """Store a block, without the messages whose ids are known, and return the answer."""
+        """Store a block without its duplicates, and return the answer."""
         sequence, left = block.header.sequence, None
+        if delay_ms and block.header.flags & UNIQUE:
+            raise UsageError(E_UNSUPPORTED, DELAYED_TEXT)
         sifted = topic.ids.sift(block, self._now_ns)
         kept = [block] if sifted is None else sifted.blocks
         first, key = -1, (-1, -1)
@@ -539,7 +543,9 @@ class MemoryBroker(BrokerForTests):
         topic = self._topic(request.topic, create=True)
         if not existed:
             given = {name: value for name, value in request.retention.items() if value is not None}
-            topic.ids.window_s = resolve(given).dedupe_window_s
+            retention = resolve(given)
+            topic.ids.window_s = retention.dedupe_window_s
+            topic.expires_s = retention.expires_s
         return {"existed": existed}
 
     def _create_channel(self, request: r.CreateChannelRequest) -> dict[str, Any]:
@@ -581,6 +587,7 @@ class MemoryBroker(BrokerForTests):
 
     def _close_channel(self, topic: str, name: str) -> None:
         channel = self._topics[topic].channels.pop(name)
+        self._topics[topic].ids.locks.forget_channel(name)
         for (client,) in list(channel.core.consumers):
             self._send(client, p.Bye())
             self._links.pop(client, None)

@@ -28,6 +28,9 @@ from .directory import NOBODY
 
 # Of the space of a target, this part stays free.
 KEEP_FREE: Final = 0.1
+# A broker is up if it has shown within this time that it lives (`notices.py`). This is here and not
+# there, because the core needs it, and it works without a bucket.
+UP_S: Final = 45.0
 
 
 class BrokerLoad(NamedTuple):

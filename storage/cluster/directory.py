@@ -445,8 +445,9 @@ class Hold(NamedTuple):
     `to` is the broker that shall have the part next, and `is_ready` is True if it said that it is
     ready. `origin` is the broker that had it before and keeps its files, until this broker has
     them. Both are NOBODY if there is none. `log` and `tick` are those of the `give`.
-    `is_reclaimed`: the hold before ended because its broker was forgotten. If no bucket had the
-    part, `log` is "", and the part begins anew.
+    `reserves`: how many brokers were forgotten since the log that this hold begins with. Each of
+    them may have given out offsets that no bucket has. If no bucket had the part, `log` is "", and
+    the part begins anew.
     """
 
     number: int = 0
@@ -455,12 +456,12 @@ class Hold(NamedTuple):
     origin: int = NOBODY
     log: str = ""
     tick: int = 0
-    is_reclaimed: bool = False
+    reserves: int = 0
 
     @property
     def is_empty(self) -> bool:
         """True if the part has no messages from a hold before."""
-        return not self.number or (self.is_reclaimed and not self.log)
+        return not self.number or (self.reserves > 0 and not self.log)
 
 
 FIRST_HOLD: Final = Hold()
@@ -819,7 +820,9 @@ def _reclaimed(topic: PartedTopic, entry: ReclaimEntry) -> PartedTopic:
     # A broker that has released the part, and still has its files, simply goes on with them.
     origin = NOBODY if broker == entry.source else entry.source
     log = "" if entry.source == NOBODY else entry.log
-    hold = Hold(entry.hold, origin=origin, log=log, tick=max(0, entry.tick), is_reclaimed=True)
+    # What the forgotten broker had shipped may lack the gap that it began behind.
+    reserves = topic.hold(part).reserves + 1
+    hold = Hold(entry.hold, origin=origin, log=log, tick=max(0, entry.tick), reserves=reserves)
     changed = topic.with_hold(part, hold)
     return changed._replace(parts=(*topic.parts[:part], broker, *topic.parts[part + 1 :]))
 

@@ -21,11 +21,11 @@ from .. import documents
 from ..bucket.bucket import Bucket, ObjectExists, ObjectMissing
 from ..errors import Damaged, ForeignDirectory
 from ..foreign import is_uuid
+from .balance import UP_S
 
 VERSION: Final = 1
 ALIVE: Final = "alive"
 NOTICE_S: Final = 10.0
-UP_S: Final = 45.0
 NS_PER_S: Final = 1_000_000_000
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...transport.block.block import DELAYED
-from ...transport.block.block_format import HAS_IDS
+from ...transport.block.block_format import HAS_IDS, UNIQUE
 from ..log.log import Log
 from ..log.recovery import RecoveryReport
 from ..log.transactions import later_of, superseded
@@ -46,6 +46,8 @@ def replay(
             report.replayed_blocks += 1
             if header.flags & HAS_IDS and report.ids_from < 0:
                 report.ids_from = header.first_offset
+            if header.flags & UNIQUE and report.keys_from < 0:
+                report.keys_from = header.first_offset
             # The sequences of delayed blocks were committed when they were published.
             if header.producer_id and not header.flags & DELAYED:
                 known = producers.get(header.producer_id) or table.producers.get(header.producer_id)

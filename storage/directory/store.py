@@ -352,6 +352,7 @@ def _recover(
             if batch is not None:
                 # The new ids are only in memory yet. The next start finds them by this range.
                 batch.ids = None if ids is None else ids.range
+                batch.keys = report.keys_from if table.keys < 0 else table.keys
                 state.commit(batch)
             rows = {
                 name: row

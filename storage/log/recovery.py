@@ -100,6 +100,8 @@ class RecoveryReport:
     alarms: list[str] = field(default_factory=list)
     ids_from: int = -1
     """The first message after the checkpoint whose block has ids, or -1."""
+    keys_from: int = -1
+    """The first message after the checkpoint whose block has unique keys, or -1."""
     now_ns: int = 0
     duration_ms: int = 0
 

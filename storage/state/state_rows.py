@@ -3,7 +3,7 @@
     key                   data (`rows.py` wraps them)
     "a" first offset      a chunk that a bucket has (`ArchivedChunk`)
     "m"                   the checkpoint: applied and synced end, pause, waiting cursor, start,
-                          offsets that may have ids, digest of all small rows
+                          offsets that may have ids, first unique key, digest of all small rows
     "c" name              a channel's row, as the channel wrote it
     "d" name 0 start      a deferred hole: count, attempts, due time
     "e" name              totals of a channel's deferred holes: rows, messages,
@@ -78,6 +78,7 @@ class StateMeta(TypedDict):
     start: int
     dropped: int
     ids: tuple[int, int]
+    keys: int
     rows: int
     sum: int
     commits: int
@@ -147,6 +148,8 @@ class Table:
     """The number of messages in removed chunks that some channel had not reached."""
     ids: tuple[int, int] = (0, 0)
     """The messages from the first offset to the second one may have ids within the window."""
+    keys: int = -1
+    """Messages from this offset on may hold unique keys. -1: only those after the checkpoint."""
     commits: int = field(default=0, compare=False)
     generations: dict[str, int] = field(default_factory=dict, compare=False)
     garbage: int = field(default=0, compare=False)
@@ -193,6 +196,7 @@ class StateBatch:
     start: int | None = None
     dropped: int | None = None
     ids: tuple[int, int] | None = None
+    keys: int | None = None
 
 
 def unwrap_meta(value: bytes | None) -> StateMeta:
@@ -219,7 +223,7 @@ def new_meta(uuid: bytes, waiting: int) -> StateMeta:
     """
     return {
         "version": VERSION, "uuid": uuid, "applied": waiting, "synced": waiting, "paused": -1, "waiting": waiting, "start": waiting,
-        "dropped": 0, "ids": (0, 0), "rows": 0, "sum": 0, "commits": 0,
+        "dropped": 0, "ids": (0, 0), "keys": -1, "rows": 0, "sum": 0, "commits": 0,
     }  # fmt: skip
 
 
@@ -233,6 +237,7 @@ def take_meta(table: Table, meta: StateMeta) -> None:
     table.dropped = meta["dropped"]
     first, end = meta["ids"]
     table.ids = first, end
+    table.keys = meta["keys"]
 
 
 def change_meta(meta: StateMeta, batch: StateBatch) -> None:
@@ -245,6 +250,7 @@ def change_meta(meta: StateMeta, batch: StateBatch) -> None:
     meta["start"] = meta["start"] if batch.start is None else batch.start
     meta["dropped"] = meta["dropped"] if batch.dropped is None else batch.dropped
     meta["ids"] = meta["ids"] if batch.ids is None else batch.ids
+    meta["keys"] = meta["keys"] if batch.keys is None else batch.keys
     meta["commits"] += 1
 
 

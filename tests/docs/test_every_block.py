@@ -198,7 +198,7 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("parts.md", "zsq topic move clicks#1"): "tests/process/test_cluster_cli.py",
     ("parts.md", "zsq topic close clicks#3"): "tests/process/test_remove_part.py",
     ("parts.md", "zsq broker drain 1"): "tests/process/test_drain.py",
-    ("runbooks.md", "zsq broker drain 1"): "tests/process/test_drain.py",
+    ("recovery.md", "zsq broker drain 1"): "tests/process/test_drain.py",
     ("parts.md", "zsq cluster balance --dry-run"): "tests/process/test_drain.py",
     ("parts.md", "zsq broker forget 2"): "tests/process/test_drain.py",
     ("parts.md", "zsq peek clicks#3"): "tests/process/test_cluster_cli.py",

@@ -21,7 +21,7 @@ from zsq.storage.log.log_format import chunk_name
 from zsq.storage.log.removal import remove_below
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import HoleRow, StateBatch, Table, producer_after
-from zsq.transport.block.block import Block, pack
+from zsq.transport.block.block import Block
 
 from .recording import RecordingFiles
 
@@ -230,7 +230,7 @@ class Life(StorageHarness):
         for number, due_ns in enumerate(due, first):
             mine = tuple(b"delayed %d/%d" % (number, index) for index in range(count))
             bodies.update(dict.fromkeys(mine, due_ns))
-            made.append((pack(mine, producer_id=PUBLISHER, sequence=number), due_ns))
+            made.append((self.make_block(mine, PUBLISHER, number), due_ns))
         self.perhaps.append(tuple(bodies))
         keys = self.delayed.put(made, self.now_ns)
         self.perhaps.clear()

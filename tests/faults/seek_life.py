@@ -31,6 +31,7 @@ from zsq.actors.storage.channels import Channels
 from zsq.actors.storage.commits import StateCommits
 from zsq.storage.state.state import StateBatch
 from zsq.transport.block.block import Block
+from zsq.transport.settings import NONE
 from zsq.transport.wire import protocol as p
 
 from .life import Life
@@ -334,7 +335,7 @@ class SeekLife(Life):
             return {}
         holes = [*self.store.state.holes(NAME)]
         row, start, end = table.channels[NAME], self.log.start, self.log.end
-        opened = OpenedChannel(row, holes, (0, 0, 0), start, end, gaps=())
+        opened = OpenedChannel(row, holes, (0, 0, 0), start, end, (), NONE)
         delivery = make_delivery(8, NAME, opened)
         delivery.subscribe(Subscriber(CONSUMER, "one", READY, FAR_NS, FAR_NS, 0, 0))
         blocks = self.read_all()

@@ -12,6 +12,7 @@ from support.storage_harness import GROUPS
 from zsq.storage.state.state import StateBatch
 
 from .crash_states import prove_some, work_folder
+from .id_life import IdLife, ids
 from .life import Life
 from .seek_life import SeekLife, moved
 from .workloads import WORKLOADS, TopicWork, groups, publishes
@@ -50,6 +51,22 @@ def test_a_producer_that_would_be_asked_for_what_is_there_is_found(
     with work_folder() as folder:
         result = prove_some("forgetful", folder, 60, 0, seed=1)
     assert "the producer would be asked for" in "".join(what for _, what in result.violations)
+
+
+class UncountedIds(IdLife):
+    """A faulty life: its commits do not say that the log below them has ids."""
+
+    def counted(self, batch: StateBatch) -> StateBatch:
+        batch = super().counted(batch)
+        batch.ids = None
+        return batch
+
+
+def test_an_id_that_a_restart_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WORKLOADS, "uncounted", TopicWork(ids, kind=UncountedIds))
+    with work_folder() as folder:
+        result = prove_some("uncounted", folder, 100, 0, seed=1)
+    assert "of a stored message is not known" in "".join(what for _, what in result.violations)
 
 
 class AnsweredAtOnce(SeekLife):

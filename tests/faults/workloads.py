@@ -32,6 +32,7 @@ from .before_the_cut import (
     without_its_state,
 )
 from .damaged_life import DamagedLife
+from .id_life import IdLife, ids
 from .life import Life
 from .queue_life import QueueWork, queue
 from .registry_life import RegistryWork, registry
@@ -370,6 +371,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
     "moved": TopicWork(moved, kind=SeekLife),
     "shrunk": TopicWork(shrunk),
     "full": TopicWork(full),
+    "ids": TopicWork(ids, kind=IdLife),
     "channels-damaged": TopicWork(channels, kind=DamagedLife),
     "groups-damaged": TopicWork(groups, GROUPS, kind=DamagedLife),
     "retention-damaged": TopicWork(retention, kind=DamagedLife),

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.broker import Broker, wait_for
@@ -70,6 +71,27 @@ def test_everything_of_a_message_arrives_in_order(
     assert "3 messages" in forward(f"{topic}/mirror", f"{other.tcp}/{topic}", shared.ipc)
     assert "0 messages" in forward(f"{topic}/mirror", f"{other.tcp}/{topic}", shared.ipc)
     assert facts(other.ipc) == facts(shared.ipc)
+
+
+def test_lifetimes_and_revoke_keys_count_at_the_target(
+    shared: Broker, other: Broker, topic: str
+) -> None:
+    """Ids do not: a mirror stores each message exactly once by itself."""
+    with zsq.Producer(shared.ipc) as producer, zsq.Admin(other.ipc) as admin:
+        admin.create_channel(topic, "c")
+        producer.publish(topic, b"dies", expires_in=0.001)
+        producer.publish(topic, b"lives", expires_in=600, dedupe_id="one")
+        producer.publish(topic, b"revoked", revoke_key="k")
+        rows: list[Any] = [{"zsq-channel": "d", "zsq-revoke-key": "k"}, {"zsq-expires-ms": 1}, None]
+        producer.publish_many(topic, [b"addressed", b"dies too", b"plain"], headers=rows)
+        forward(f"{topic}/mirror", f"{other.tcp}/{topic}", shared.ipc)
+        admin.revoke(topic, "k")
+
+        def left() -> list[bytes | None]:
+            messages = (one.message for one in admin.peek(topic, "c").messages)
+            return [message and message.body for message in messages]
+
+        wait_for(lambda: left() == [b"lives", b"plain"])
 
 
 def test_a_killed_mirror_stores_nothing_twice(
@@ -186,14 +208,20 @@ def test_a_message_that_the_target_refuses_becomes_a_dead_letter(
 def test_a_refused_message_that_is_too_old_for_the_channel_is_reported(
     shared: Broker, other: Broker, topic: str
 ) -> None:
-    """The channel skips it for its age, so it cannot be made a dead letter."""
+    """The channel skips it for its age, so it cannot be made a dead letter. Message 3 says itself
+    when it expires.
+    """
     with zsq.Producer(shared.ipc) as producer:
         producer.publish_many(topic, [b"0", b"1" * 20_000, b"2"])
+        producer.publish(topic, b"3" * 20_000, expires_in=0.5)
     published_s = time.monotonic()
     wait_for(lambda: time.monotonic() - published_s > 1.1)
     options = ("--max-age", "1s")
     said = forward(f"{topic}/m", f"{other.tcp}/{topic}", shared.ipc, *options, code=4)
-    assert "message 1 was left out: message of 20000 bytes is over the limit" in said
+    for offset in (1, 3):
+        text = f"message {offset} was left out: message of 20000 bytes is over the limit"
+        assert text in said
+    assert said.count("The channel skips it: it has expired, or was cancelled") == 2
     assert bodies(other.ipc, topic) == [b"0", b"2"]
 
 

@@ -281,3 +281,43 @@ def test_a_key_may_have_thousands_of_messages(doors: Broker) -> None:
         assert admin.revoke("many", ["k", "other"]) == {"delayed": 3000}
     assert drained(doors.tcp, "many") == [b"end"]
     assert channel_row(doors.tcp, "many")["depth"] == 0
+
+
+def test_the_lifetime_of_a_topic_reaches_its_channels_and_outlives_a_kill(
+    own_broker: Broker,
+) -> None:
+    """One channel runs when the setting changes, and the other one is created later."""
+    with zsq.Admin(own_broker.ipc) as admin, zsq.Producer(own_broker.ipc) as producer:
+        admin.create_topic("t", parts=2)
+        admin.create_channel("t", "c")
+        for number in range(8):
+            producer.publish("t", b"%d" % number, key=b"%d" % number)
+        producer.publish("t", b"own", key="k", expires_in=600)
+
+        def shown() -> int:
+            return sum(len(admin.peek(part, "c").messages) for part in ("t#0", "t#1"))
+
+        assert shown() == 9
+        admin.configure_topic("t", expires_s=0.01)
+        wait_for(lambda: shown() == 1, WAIT_S, "the setting")
+        admin.create_channel("t", "d", start="earliest")
+        assert drained(own_broker.ipc, "t", "d") == [b"own"]
+        own_broker.signal_all(signal.SIGKILL)
+    own_broker.start()
+    assert drained(own_broker.ipc, "t") == [b"own"]
+    with zsq.Admin(own_broker.ipc) as admin, zsq.Producer(own_broker.ipc) as producer:
+        admin.configure_topic("t", expires_s=None)
+        admin.seek("t", "c", "earliest")
+        bodies = drained(own_broker.ipc, "t", count=9)
+        assert sorted(bodies) == [*(b"%d" % number for number in range(8)), b"own"]
+
+
+def test_a_peek_shows_no_message_that_will_not_be_delivered(doors: Broker) -> None:
+    with zsq.Admin(doors.ipc) as admin, zsq.Producer(doors.ipc) as producer:
+        admin.create_channel("peeked", "c")
+        producer.publish("peeked", b"expired", expires_in=0.001)
+        producer.publish("peeked", b"revoked", revoke_key="k")
+        admin.revoke("peeked", "k")
+        producer.publish("peeked", b"lives", revoke_key="k", expires_in=600)
+        wait_for(lambda: len(admin.peek("peeked", "c").messages) == 1, WAIT_S, "the end of one")
+        assert [one.offset for one in admin.peek("peeked", "c").messages] == [2]

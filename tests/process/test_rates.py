@@ -102,6 +102,7 @@ def test_fairness_and_its_limits_survive_a_kill(own_broker: Broker) -> None:
             held = []
             while (message := consumer.receive(1)) is not None:
                 held.append(message)
+            assert "keys limited" in run_text("stats", "--url", own_broker.ipc).stdout
             assert sorted(message.key or b"" for message in held) == [
                 b"",
                 b"a",
@@ -148,6 +149,9 @@ def test_consumers_of_nsq_and_http_share_the_limit(doors: Broker) -> None:
         row = channel_row(doors.ipc)
         assert (row["in_flight_count"], row["depth"]) == (4, 16)
         assert row["limited_since"]
+        assert " limited " in run_text("stats", "t", "--url", doors.ipc).stdout
+        metrics = httpx.get(f"http://127.0.0.1:{doors.http}/metrics", timeout=30).text
+        assert 'zsq_channel_limited{channel="c",topic="t"} 1.0' in metrics
 
 
 @pytest.fixture

@@ -238,3 +238,46 @@ def test_a_schedule_is_changed_in_place_and_run_once_by_hand(
             admin.schedule_set(TOPIC, "hourly", cron=wrong)
     with pytest.raises(zsq.NotFound, match="has no schedule"):
         admin.schedule_run(TOPIC, "other")
+
+
+def test_a_due_time_is_left_out_while_the_last_message_is_unfinished(
+    broker: LocalBroker, admin: zsq.Admin
+) -> None:
+    now_s = broker.now_ns() // 10**9
+    broker.advance(HOUR_S - now_s % HOUR_S + 30 * 60)
+    admin.create_channel(TOPIC, "c")
+    for name, mode in (("waiting", "while-waiting"), ("working", "while working")):
+        admin.schedule_add(TOPIC, name, "0 * * * *", name.encode(), unique=mode)
+    admin.schedule_add(TOPIC, "never", "0 * * * *", b"x")
+
+    def after_an_hour() -> list[tuple[int, int]]:
+        """Return (published, left out) of never, waiting and working."""
+        wait_for(lambda: are_at_rest(admin, broker), what="the runs before")
+        broker.advance(HOUR_S)
+        wait_for(lambda: are_at_rest(admin, broker), what="the due times")
+        return [(one["published"], one["missed"]) for one in admin.schedule_list(TOPIC)]
+
+    assert after_an_hour() == [(1, 0), (1, 0), (1, 0)]
+    assert after_an_hour() == [(2, 0), (1, 1), (1, 1)]
+    with pytest.raises(zsq.ZsqError) as refused:
+        admin.schedule_run(TOPIC, "working")
+    assert refused.value.code == E_EXISTS
+    # A kill of the topic's process loses neither the keys nor what was left out.
+    for one in admin.stats()["processes"]:
+        if one["kind"] == "topic":
+            os.kill(one["pid"], signal.SIGKILL)
+    assert after_an_hour() == [(3, 0), (1, 2), (1, 2)]
+    with zsq.Consumer(TOPIC, "c", url=broker.url, message_timeout=86_400) as consumer:
+        begun = [consumer.receive(30) for _ in range(5)]
+        # The broker learns a moment later that they are begun.
+        wait_for(lambda: after_an_hour()[1][0] == 2)
+        assert after_an_hour()[2][0] == 1
+        for message in begun:
+            assert message is not None
+            message.finish(sync=True)
+    found = after_an_hour()
+    assert [published for published, _ in found[1:]] == [2, 2]
+    assert {sum(counts) for counts in found} == {found[0][0]}
+    admin.schedule_set(TOPIC, "never", unique="while waiting")
+    rows = admin.schedule_list(TOPIC)
+    assert [one["unique"] for one in rows] == ["while waiting", "while waiting", "while working"]

@@ -15,6 +15,7 @@ PACKAGES: Final = {
     "local_setup": set(),
     "benchmarks": {"local_setup"},
     "pipeline_demo": {"local_setup"},
+    "releasing": set(),
 }
 
 

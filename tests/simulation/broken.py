@@ -28,6 +28,7 @@ class Defect(NamedTuple):
     ships: bool = False  # all seeds have a bucket, and ship to it
     standby: bool = False  # all seeds ship, and a standby waits in each
     urgent: bool = False  # channels have priorities
+    attributes: bool = False  # all seeds have a topic whose messages have attributes
 
 
 DEFECTS: Final[dict[str, Defect]] = {
@@ -380,6 +381,58 @@ DEFECTS: Final[dict[str, Defect]] = {
         "        if False:\n",
         faults=("cut_off", "pause_machine"),
         standby=True,
+    ),
+    "ids are forgotten at a restart": Defect(
+        "storage/directory/open_ids.py",
+        "        count = _read_log(index, log, start)\n",
+        "        count = 0\n",
+        faults=("kill_topic", "kill_supervisor"),
+        attributes=True,
+    ),
+    "ids of delayed messages are forgotten at a restart": Defect(
+        "storage/directory/open_ids.py",
+        "    waiting = [] if delayed is None else delayed.ids()\n",
+        "    waiting = []\n",
+        faults=("kill_topic", "kill_supervisor"),
+        attributes=True,
+    ),
+    "revocations are forgotten at a restart": Defect(
+        "actors/channel/channel_opening.py",
+        "    core.supply.choice.endings.go_on_with(row.revoked or ())\n",
+        "",
+        faults=("kill_channel", "kill_topic"),
+        attributes=True,
+    ),
+    "a revocation is answered before its commit": Defect(
+        "actors/channel/channel.py",
+        "p.Cancelled((), message.keys, message.end))\n        self.commits.answer(",
+        "p.Cancelled((), message.keys, message.end))\n        self.answer_order(",
+        faults=("kill_channel", "kill_topic"),
+        attributes=True,
+    ),
+    "messages that expire are delivered": Defect(
+        "actors/channel/endings.py",
+        "found = [expired if wall_ns >= time_ns else ALIVE",
+        "found = [ALIVE",
+        attributes=True,
+    ),
+    "a deferral uses an attempt": Defect(
+        "actors/channel/core.py",
+        "            for run in used(taken):\n                self._again(run",
+        "            for run in taken:\n                self._again(run",
+        attributes=True,
+    ),
+    "a key may have any number of messages in flight": Defect(
+        "actors/channel/fair.py",
+        "            most = min(most, self.in_flight_max - tenant.in_flight)\n",
+        "            pass\n",
+        attributes=True,
+    ),
+    "a channel with a limit sends what consumers want": Defect(
+        "actors/channel/rate_limit.py",
+        "        return max(0, min(self.tokens(boot_ns), self.burst - held))\n",
+        "        return 1000\n",
+        attributes=True,
     ),
 }  # fmt: skip
 

@@ -39,6 +39,7 @@ from zsq.storage.files import Files
 from zsq.transport import errors
 
 from . import scenario
+from .attributes import Attributes, watch_leases
 from .bounded import Bounded, watch_drops
 from .bucket import URL, PatientBucket
 from .disasters import watch as watch_disasters
@@ -267,6 +268,7 @@ class Broker:
         self.dozes = 0  # number of topics that must still be put to sleep although they are used
         self.losses = losses
         self.bounded: Bounded | None = None
+        self.attributes: Attributes | None = None
         self.took_move: Callable[[str, int, tuple[float, int]], None] = (
             lambda channel, place, boundary: None
         )
@@ -452,6 +454,7 @@ def prepare() -> None:
     watch_disasters()
     watch_formers()
     watch_drops()
+    watch_leases()
     watch_places()
     module = supervisor
     module.logs.say = lambda *_, **__: None

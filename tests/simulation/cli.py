@@ -182,6 +182,7 @@ def tell_failure(result: Result) -> None:
     only += " --moving" if scenario.MOVING >= 1 else ""
     only += " --sharing" if scenario.SHARING else ""
     only += " --urgent" if scenario.URGENT else ""
+    only += " --attributes" if scenario.ATTRIBUTES >= 1 else ""
     if scenario.STANDBYS >= 1:
         only += " --standby"
     elif scenario.ARCHIVED >= 1:
@@ -230,6 +231,11 @@ def _arguments(arguments: list[str]) -> Any:
         help="channels without other settings have priorities, and messages use them",
     )
     parser.add_argument(
+        "--attributes",
+        action="store_true",
+        help="in each seed a topic has messages with ids, lifetimes and revoke keys",
+    )
+    parser.add_argument(
         "--archived",
         action="store_true",
         help="in each seed log files are archived in a bucket, and leave the disk at once",
@@ -259,6 +265,11 @@ def main(arguments: list[str]) -> int:
     if given.sharing:
         scenario.SHARING, scenario.MOVED = True, scenario.MOVED_OFTEN
     defect = DEFECTS[given.broken] if given.broken else None
+    if given.attributes or (defect is not None and defect.attributes):
+        scenario.ATTRIBUTES = 1.0
+    elif defect is not None:
+        # So the seeds that find the other defects remain.
+        scenario.ATTRIBUTES = scenario.CHOOSY = 0.0
     scenario.URGENT = given.urgent or (defect is not None and defect.urgent)
     stands_by = given.standby or (defect is not None and defect.standby)
     ships = stands_by or (defect is not None and defect.ships)

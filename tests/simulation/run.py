@@ -18,6 +18,7 @@ from zsq.transport import errors
 
 from . import bounded
 from . import world as worlds
+from .attributes import Attributes
 from .broker import URL_DIRECT, URL_SEVERAL, URL_TCP, Broker, hasten_archive
 from .bucket import LATE_S, SimBucket
 from .contents import differences, restore_problems
@@ -193,6 +194,8 @@ class Run:
         if self.crew.bounded is not None:
             with zsq.Admin(self.url, timeout=60) as admin:
                 self.crew.bounded.check(admin)
+        if self.crew.attributes is not None:
+            self.crew.attributes.check()
         if self.crew.mortal is not None:
             self.crew.mortal.check(self.broker)
         self._until(lambda: self.broker.has_disk and self.broker.alive, STOP_S, "a broker", 50)
@@ -224,6 +227,8 @@ class Run:
         if self.scenario.bounded is not None:
             admin.create_topic(bounded.TOPIC, max_age_s=bounded.MAX_S, when_full="drop-oldest")
             admin.create_channel(bounded.TOPIC, bounded.CHANNEL)
+        if self.scenario.attributes is not None:
+            Attributes(self.crew, self.scenario.attributes).create(admin)
         for plan in self.scenario.channels:
             admin.create_channel(plan.topic, plan.name, **plan.settings)
 

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from .attributes import SETTINGS, AttributesPlan
 from .bounded import BoundedPlan
 from .mortal import MortalPlan
 from .nemesis import KINDS
@@ -41,6 +42,7 @@ class Scenario:
 
     mortal: MortalPlan | None = None
     bounded: BoundedPlan | None = None
+    attributes: AttributesPlan | None = None
     ships: ShipPlan | None = None
     patience_s: float = 0.0  # of a standby, 0 without one
     lives_on: bool = False  # True if the old broker lives on after a takeover
@@ -56,6 +58,13 @@ class Scenario:
 
 HASTY: Final = 0.12  # share of seeds with topics that answer before the sync
 BOUNDED: Final = 0.03  # share of seeds with a topic that drops its oldest messages
+ATTRIBUTES = 0.25  # share of seeds with a topic whose messages have attributes
+CHOOSY = 0.15  # share of the channels without settings that are fair or have a limit
+CHOOSY_SETTINGS: Final[tuple[dict[str, Any], ...]] = (
+    {"fair_by": "key"},
+    {"fair_by": "tag", "max_in_flight_per_key": 3},
+    {"max_rate": 300.0, "max_rate_burst": 30},
+)
 MORTAL: Final = 0.05  # share of seeds that delete a topic or a channel
 # Share of seeds with a client that moves channels all the time. A test of a defect may set this to
 # 1, for all seeds.
@@ -84,6 +93,7 @@ def draw(seed: int) -> Scenario:
         for topic in topics
         for number in range(dice.choice((1, 1, 2)))
     ]
+    channels = [_choosy(random.Random(f"{seed}/{one.topic}/{one.name}"), one) for one in channels]
     producers = [
         ProducerPlan(
             topic,
@@ -139,14 +149,17 @@ def draw(seed: int) -> Scenario:
     dice = random.Random(f"{seed}/bounded")
     keeps_less = plain.ships is not None and plain.ships.keep_bytes >= 0
     is_shared = "lost_disk" in plain.faults or plain.patience_s > 0  # another broker may continue
-    if dice.random() >= BOUNDED or is_shared or keeps_less:
+    if is_shared or keeps_less:
         return plain
-    return replace(
-        plain,
-        bounded=BoundedPlan(
-            dice.randrange(10, 50), dice.choice((100, 300)), dice.choice((100, 600))
-        ),
-    )
+    if dice.random() < BOUNDED:
+        blocks, pause_ms = dice.randrange(10, 50), dice.choice((100, 300))
+        plain = replace(plain, bounded=BoundedPlan(blocks, pause_ms, dice.choice((100, 600))))
+    dice = random.Random(f"{seed}/attributes")
+    if dice.random() < ATTRIBUTES:
+        blocks, pause_ms = dice.randrange(5, 25), dice.choice((5, 50, 150))
+        plan = AttributesPlan(blocks, pause_ms, dice.randrange(5), dice.choice(SETTINGS))
+        plain = replace(plain, attributes=plan)
+    return plain
 
 
 def _shipped(dice: random.Random, keeping: random.Random, plain: Scenario, seed: int) -> Scenario:
@@ -239,6 +252,13 @@ def _hasty(dice: random.Random, plain: Scenario) -> Scenario:
         faults=faults,
         pauses_ms=dice.choice((plain.pauses_ms, (300, 4_000))),
     )
+
+
+def _choosy(dice: random.Random, plan: ChannelPlan) -> ChannelPlan:
+    """Let some channels without settings be fair, or have a limit of their rate."""
+    if plan.settings or dice.random() >= CHOOSY:
+        return plan
+    return replace(plan, settings=dice.choice(CHOOSY_SETTINGS))
 
 
 def _channel(dice: random.Random, topic: str, name: str) -> ChannelPlan:

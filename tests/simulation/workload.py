@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import zsq
 from zsq.transport import errors
 
-from . import scenario
+from . import attributes, scenario
+from .attributes import Attributes
 from .bounded import Bounded
 from .ledger import ChannelLedger, Ledger
 from .mortal import Mortal
@@ -26,6 +27,7 @@ from .staging import Checkpoint, StagePlan, Stager
 from .world import MS, Process, S, World
 
 if TYPE_CHECKING:
+    from .attributes import AttributesPlan
     from .scenario import Scenario
 
 HEARTBEAT_MS: Final = 1_000
@@ -80,6 +82,7 @@ class Crew:
         self.errors: dict[str, int] = {}
         self.mortal: Mortal | None = None
         self.bounded: Bounded | None = None
+        self.attributes: Attributes | None = None
 
     def begin(self, scenario: Scenario) -> None:
         for plan in scenario.channels:
@@ -111,6 +114,8 @@ class Crew:
             self.publishing += 1
             self._start("bounded-producer", bounded.produce, 0)
             self._start("bounded-consumer", bounded.consume, 0)
+        if scenario.attributes is not None:
+            self._begin_attributes(scenario.attributes)
         if scenario.mortal is not None:
             self.mortal = mortal = Mortal(self, scenario.mortal)
             self.publishing += 2
@@ -124,6 +129,16 @@ class Crew:
                     partial(self._consume, channel),
                     number,
                 )
+
+    def _begin_attributes(self, plan: AttributesPlan) -> None:
+        self.attributes = self.world.broker.attributes = topic = Attributes(self, plan)
+        self.publishing += 3
+        for number in range(2):
+            self._start(f"attributes-producer-{number}", topic.produce, number)
+            for channel in attributes.CHANNELS:
+                name = f"attributes-{channel}-{number}"
+                self._start(name, partial(topic.consume, channel), number)
+        self._start("attributes-operator", topic.revoke, 0)
 
     def _start(
         self, name: str, work: Callable[[str, random.Random], None], number: int, life: int = 1

@@ -64,7 +64,9 @@ class FakeBroker:
         if channel is not None and channel not in self.there[topic]:
             raise NotFound(E_NOT_FOUND, f"channel {channel!r} of topic {topic!r} does not exist")
 
-    async def publish(self, topic: str, bodies: Sequence[bytes], defer_ms: int) -> None:
+    async def publish(
+        self, topic: str, bodies: Sequence[bytes], defer_ms: int, ids: Sequence[bytes] = ()
+    ) -> None:
         if self.hold is not None:
             await self.hold.wait()
         self._called("publish")

@@ -13,6 +13,7 @@ from support.scripted_extension import ScriptedExtension
 
 from zsq.actors.runtime.port import Envelope, Mail, Port
 from zsq.actors.storage.commits import StateCommits
+from zsq.actors.storage.locks import Locks
 from zsq.actors.storage.stages import Stages
 from zsq.actors.storage.staging import StageCommits
 from zsq.storage.directory.store import Store, StoreOptions, TopicIdentity, create_store, open_store
@@ -98,7 +99,7 @@ class Bench:
         self.harness = StageCommits(
             self.store, self.state, self.stage_thread, table, Stages(), self.port, lambda total: None,
             lambda: self.wire.sent.append(p.Head(self.store.log.synced_end)), Shortage(),
-            extension=self.extension,
+            extension=self.extension, locks=Locks(cast("Any", None), int),
         )  # fmt: skip
 
     def keeper(self) -> StateKeeper | None:

@@ -4,6 +4,7 @@ crash, open again and check. It records the promises, such as the blocks that we
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,7 +81,10 @@ class StorageHarness:
         number = len(self.sent)
         bodies = tuple(b"%d/%d" % (number, i) + b"." * size for i in range(count))
         self.sent.append(bodies)
-        return pack(bodies, producer_id=PRODUCER, sequence=number)
+        return self.make_block(bodies, PRODUCER, number)
+
+    def make_block(self, bodies: Sequence[bytes], producer_id: int, sequence: int) -> Block:
+        return pack(bodies, producer_id=producer_id, sequence=sequence)
 
     def publish(self, blocks: int = 1, count: int = 3, size: int = 20) -> None:
         """Append blocks with one call, without a sync."""

@@ -73,6 +73,8 @@ def test_the_last_attempt_is_known() -> None:
         ({"curve": ""}, "a curve is exponential"),
         ({"curve": []}, "a curve has 1 to 64 delays, not 0"),
         ({"curve": [1] * 65}, "a curve has 1 to 64 delays, not 65"),
+        ({"curve": 5}, "curve must be a text, or a list of delays, not 5"),
+        ({"curve": b"5s"}, "curve must be a text, or a list of delays, not b'5s'"),
         ({"curve": [-1]}, "a delay must be a number of seconds from 0 to 31622400, not -1"),
         ({"curve": "1s,400d"}, "a delay must be a number of seconds"),
         ({"curve": ["5s"]}, "a delay must be a number of seconds"),

@@ -201,7 +201,7 @@ class Block:
     sent without a copy.
     """
 
-    __slots__ = ("_layout", "_prefixes", "columns", "header", "ids", "payload")
+    __slots__ = ("_layout", "_prefixes", "columns", "header", "ids", "modes", "payload")
 
     def __init__(self, header: Header, payload: Any, columns: memoryview | None = None) -> None:
         self.header = header
@@ -209,7 +209,11 @@ class Block:
         self.columns = memoryview(payload) if columns is None else columns
         self._layout: tuple[tuple[Column | None, ...], memoryview | None] | None = None
         self.ids: tuple[bytes | None, ...] | None = None
-        """The digest of each message's id (`wire/dedupe.py`), if they were read from the block."""
+        """The digest of each message's id (`wire/dedupe.py`) or key (`wire/unique.py`), if they
+        were read from the block.
+        """
+        self.modes: tuple[bool | None, ...] | None = None
+        """For each message with a key, True if it is unique while an earlier one works."""
         self._prefixes: tuple[int, ...] = ()
         """The checksum of the columns up to the end of each piece, or () before the first check."""
 
@@ -701,6 +705,8 @@ def pick(block: Block, indexes: Sequence[int]) -> Block:
     picked = Block(new.header._replace(flags=old.flags), new.payload, new.columns)
     if block.ids is not None:
         picked.ids = tuple(block.ids[index] for index in indexes)
+    if block.modes is not None:
+        picked.modes = tuple(block.modes[index] for index in indexes)
     return picked
 
 

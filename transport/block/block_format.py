@@ -50,11 +50,12 @@ ADDRESSED: Final = 128  # flag: some messages may be for only one channel (see d
 EXPIRES: Final = 256  # flag: some messages may expire (see lifetime.py)
 HAS_IDS: Final = 512  # flag: some messages may have an id, and are stored once (see dedupe.py)
 REVOCABLE: Final = 1024  # flag: some messages may have a revoke key (see lifetime.py)
+UNIQUE: Final = 2048  # flag: some messages may hold a key while they are unfinished (see unique.py)
 # The flags that a staged block may have. An address needs a right of its own, and a transaction
-# stores its messages once without ids.
+# stores its messages once without ids. Only that of a schedule may have a unique key.
 STAGED: Final = EXPIRES | REVOCABLE
 # The flags that a published block may have.
-PUBLISHED: Final = ADDRESSED | EXPIRES | HAS_IDS | REVOCABLE
+PUBLISHED: Final = ADDRESSED | EXPIRES | HAS_IDS | REVOCABLE | UNIQUE
 
 # magic, version, columns, flags, length, count, first offset, time, producer, sequence, columns
 # crc, reserved x 2

@@ -370,6 +370,7 @@ class AddScheduleRequest(ScheduleRequest[Scheduled]):
     key: bytes | None = None
     tag: str | None = None
     headers: Mapping[str, HeaderValue] | None = None
+    unique: str | None = None
 
     @property
     def target(self) -> str:
@@ -386,6 +387,7 @@ class SetScheduleRequest(ScheduleRequest[Scheduled]):
     missed: str | None = None
     tag: str | None = None
     headers: Mapping[str, HeaderValue] | None = None
+    unique: str | None = None
 
     @property
     def target(self) -> str:

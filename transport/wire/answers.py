@@ -235,7 +235,9 @@ class ChannelLook(TypedDict):
     """A channel's position and the messages that it holds.
 
     `wall_ns`: the broker's clock. `counts`: the number of messages in each state, except "new".
-    `absent`: spans (from, to) of offsets after the cursor that are never delivered.
+    `absent`: spans (from, to) of offsets after the cursor that are never delivered. `expires_s`:
+    the topic's setting. `revoked`: revoked keys, each with the offset below which it cancels
+    messages.
     """
 
     next_offset: int
@@ -245,6 +247,8 @@ class ChannelLook(TypedDict):
     wall_ns: int
     paused: bool
     settings: ChannelOptions
+    expires_s: float
+    revoked: Mapping[str, int]
     held: Sequence[HeldRow]
     counts: dict[str, int]
 
@@ -418,12 +422,14 @@ class Committed(TypedDict):
     """The reply to a commit.
 
     `repeated`: True if this version, or a later one of the app, was committed before.
-    `first_offset` is -1 if it was a later one.
+    `first_offset` is -1 if it was a later one. `held`: True if an earlier message holds the unique
+    key, so nothing was or would be stored.
     """
 
     first_offset: int
     messages: int
     repeated: bool
+    held: NotRequired[bool]
 
 
 class Aborted(TypedDict):
@@ -458,11 +464,15 @@ class ScheduleState(TypedDict):
 
 
 class ScheduleRow(ScheduleState):
-    """A schedule. `policy`: what is published of missed due times: one, all or skip."""
+    """A schedule. `policy`: what is published of missed due times: one, all or skip.
+
+    `unique`: never, while waiting or while working.
+    """
 
     cron: str
     timezone: str
     policy: str
+    unique: str
     body_bytes: int
 
 

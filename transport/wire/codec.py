@@ -55,6 +55,8 @@ CHECKED_BYTES: Final = 128 * 1024  # of headers that are unpacked at the same ti
 CHANNEL_HEADER: Final = "zsq-channel"
 EXPIRES_HEADER: Final = "zsq-expires-ms"
 DEDUPE_HEADER: Final = "zsq-dedupe-id"  # see dedupe.py
+UNIQUE_KEY_HEADER: Final = "zsq-unique-key"  # see unique.py
+UNIQUE_HEADER: Final = "zsq-unique"
 UNREADABLE: Final = "zsq-unreadable"  # the name under which headers are shown that are not valid
 
 

@@ -24,6 +24,8 @@ from .codec import (
     DEDUPE_HEADER,
     EXPIRES_HEADER,
     HEADERS_MAX,
+    UNIQUE_HEADER,
+    UNIQUE_KEY_HEADER,
     HeaderValue,
     check_headers,
     pack_headers,
@@ -122,6 +124,7 @@ FOUND: Final = (
     "not known"
 )
 
+_STORED_ONCE: Final = (DEDUPE_HEADER, UNIQUE_HEADER, UNIQUE_KEY_HEADER)
 _ROOM: Final = 2  # the headers that a redrive may add: its target channel, and one as a reserve
 _ROOM_BYTES: Final = 256  # the bytes of these headers, and of longer names after a redrive
 
@@ -170,7 +173,8 @@ def _own(data: bytes | None) -> dict[str, HeaderValue]:
 
     A letter that dies again describes only its last death. It is no longer addressed to the channel
     of a redrive. It does not expire, and neither does a redriven message.
-    It has no id, because a redrive within the window would be a duplicate of it.
+    It has no id, because a redrive within the window would be a duplicate of it, and holds no key,
+    because its own topic is another one.
     """
     headers = unpack_headers(data)
     if not all(type(name) is str for name in headers):
@@ -179,7 +183,7 @@ def _own(data: bytes | None) -> dict[str, HeaderValue]:
         name: value
         for name, value in headers.items()
         if not name.startswith(PREFIX)
-        and name not in (CHANNEL_HEADER, DEDUPE_HEADER, EXPIRES_HEADER)
+        and name not in (CHANNEL_HEADER, EXPIRES_HEADER, *_STORED_ONCE)
     }
 
 
@@ -196,7 +200,7 @@ def redriven(headers: Mapping[str, HeaderValue], channel: str | None) -> dict[st
     The headers about its death get the prefix `zsq-redriven-`, without the traceback: a letter that
     dies again and again must not grow. If `channel` is given, only this channel gets the letter.
     """
-    without = (CHANNEL_HEADER, DEDUPE_HEADER, TRACEBACK)
+    without = (CHANNEL_HEADER, TRACEBACK, *_STORED_ONCE)
     kept = {name: value for name, value in headers.items() if name not in without}
     # Other programs may have packed names that are not text.
     history = {name for name in kept if type(name) is str and name.startswith(PREFIX)}

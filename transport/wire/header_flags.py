@@ -8,8 +8,10 @@ from ..block.block import Block
 from .dead_letter import with_address
 from .dedupe import with_ids
 from .lifetime import with_lifetime
+from .unique import with_unique
 
 
 def with_flags(block: Block, headers: Sequence[bytes | None] | None) -> Block:
     """Return the block with the flags that its headers need. `headers`: as they were packed."""
-    return with_ids(with_lifetime(with_address(block, headers), headers), headers)
+    flagged = with_lifetime(with_address(block, headers), headers)
+    return with_unique(with_ids(flagged, headers), headers)

@@ -836,6 +836,10 @@ class Commit(Wire):
     the transaction is committed already. So of several writers that continue at the same version,
     only one commits.
 
+    With `unique_key`, the one message of the parts holds this key, which its headers must name.
+    While an earlier message holds the key (with `while_working`, also one that is begun), the
+    transaction is committed without the parts. The answer to `dry_run` then has "held": True.
+
     E_NOT_FOUND: a part does not exist, or no longer exists. E_BAD_ARGUMENT: a part is not sealed,
     or it differs from its description. E_SEQUENCE: the app has another last version than `after`.
     """
@@ -848,6 +852,8 @@ class Commit(Wire):
     parts: tuple[StagePart, ...]
     dry_run: bool = False
     after: int = AFTER_ANY
+    unique_key: bytes = b""
+    while_working: bool = False
 
 
 @record

@@ -96,7 +96,9 @@ class SetSealed(Order[Position]):
 
 @record
 class SetRetention(Order[Done]):
-    """Change the retention of the topic. Done.data: {"retention"}."""
+    """Change the retention of the topic. Done.data: {"retention"}. The topic's storage passes it on
+    to the channels, which do not answer, because it has the lifetime of their messages.
+    """
 
     op: ClassVar[int] = 96
     retention: RetentionSettings
@@ -429,10 +431,12 @@ class TakePart(Order[Done]):
     (storage/bucket/shipping/part_taking.py).
 
     `url` is the bucket of the other broker. `reserve`: leave out this many offsets, because that
-    broker was forgotten, and may have given them out.
+    broker was forgotten, and may have given them out. With the `url` "", the part is in the
+    directory, and only these offsets are left out. `base_offset` is then that of the part.
 
     Done.data: {"row": the row of the part in the registry of the other broker, "start", "end",
-    "archived": the offsets, and the messages that are only in the archive}. Failed: E_BUCKET,
+    "archived": the offsets, and the messages that are only in the archive}. With the `url` "", it
+    has only the offsets. Failed: E_BUCKET,
     E_CHECKSUM, E_DISK_FULL.
     """
 
@@ -443,6 +447,7 @@ class TakePart(Order[Done]):
     tick: int
     directory: str
     reserve: int = 0
+    base_offset: int = 0
 
 
 @record
@@ -464,8 +469,10 @@ class EndLog(Order[Done]):
 class FindPart(Order[Done]):
     """Find a part in the bucket at `url` of a broker that was forgotten, which had it in this hold.
 
-    `of_topic` is the uuid of its topic. Done.data: {"log": the uuid of its log, or "" if the bucket
-    has nothing of it, "tick": a tick that has it}. Failed: E_BUCKET.
+    `of_topic` is the uuid of its topic. `given`: the uuid of the log, if the broker may have been
+    lost between the release of the part and this hold, which is its own. Done.data: {"log": the
+    uuid of its log, or "" if the bucket has nothing of it, "tick": a tick that has it}. Failed:
+    E_BUCKET.
     """
 
     op: ClassVar[int] = 8
@@ -473,6 +480,7 @@ class FindPart(Order[Done]):
     name: str
     of_topic: str
     hold: int
+    given: str = ""
 
 
 # To any actor

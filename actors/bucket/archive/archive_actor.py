@@ -35,8 +35,10 @@ from ....storage.bucket.counted_bucket import CountedBucket
 from ....storage.bucket.object_store import CALL_S, open_bucket
 from ....storage.bucket.probe import probe
 from ....storage.bucket.shipping.log_end import StillWrites, end_log, find_part
+from ....storage.bucket.shipping.offset_gap import skip_offsets
 from ....storage.bucket.shipping.part_taking import CopiesAhead, Wanted, take_part
 from ....storage.bucket.shipping.tick_format import state_folder
+from ....storage.directory.store import TopicIdentity
 from ....storage.errors import Damaged, StorageError
 from ....storage.files import Files
 from ....storage.log.chunk import ArchivedChunk
@@ -229,6 +231,9 @@ class ArchiveActor(Actor[ArchiveStart]):
         if not self._may_write() or self._claimed is None:
             raise Refused(E_BUCKET, "the bucket of this broker cannot be used at the moment")
         thread = self._taking_thread()
+        if not order.url:
+            thread.submit(partial(self._took_part, order.request), partial(self._skip, order))
+            return
         place = self._claimed.claim.place
         wanted = Wanted(order.name, order.log, order.tick, order.directory, place, order.reserve)
         if order.log in self._forgotten and self._control.pending:
@@ -273,7 +278,8 @@ class ArchiveActor(Actor[ArchiveStart]):
     def _find_part(self, order: p.FindPart) -> None:
         def find() -> dict[str, Any]:
             other = self._open_other(order.url)
-            return find_part(other, order.name, order.of_topic, order.hold)._asdict()
+            found = find_part(other, order.name, order.of_topic, order.hold, order.given)
+            return found._asdict()
 
         self._taking_thread().submit(partial(self._took_part, order.request), find)
 
@@ -298,6 +304,11 @@ class ArchiveActor(Actor[ArchiveStart]):
             "end": part.end,
             "archived": part.archived_messages,
         }
+
+    def _skip(self, order: p.TakePart) -> dict[str, Any]:
+        """Leave a gap in a part that is here, in a thread."""
+        identity = TopicIdentity(order.name, order.log, order.base_offset)
+        return skip_offsets(self._files, order.directory, identity, order.reserve)._asdict()
 
     def _took_part(self, request: int, value: object) -> None:
         if isinstance(value, dict):

@@ -15,7 +15,14 @@ from functools import partial
 from typing import Any, Final
 
 from ....storage.bucket.bucket import Bucket
-from ....storage.bucket.shipping.ship_log import Fenced, ShipLog, Taken, find_chain, read_index
+from ....storage.bucket.shipping.ship_log import (
+    Fenced,
+    ShipLog,
+    Taken,
+    find_chain,
+    read_index,
+    taken_over_by,
+)
 from ....storage.bucket.shipping.tick_format import STATES, Boundary, Tail
 from ....storage.errors import StorageError
 from ...runtime.worker_thread import WorkerThread
@@ -128,10 +135,7 @@ class LogCollector:
         """
         chain = find_chain(self._bucket)
         if chain.last is not None and chain.last.index.epoch > self._takeover.epoch:
-            raise Fenced(
-                f"{self._bucket.url}: copy {chain.last.index.copy[:8]} of this broker on host "
-                f"{chain.last.index.host} has taken over"
-            )
+            raise Fenced(f"{self._bucket.url}: {taken_over_by(chain.last.index)}")
         older = [tick for tick in chain.numbers if tick <= number]
         return next(
             (

@@ -308,7 +308,8 @@ class StandbyTerm:
                     return False
             else:
                 self._say(sentence)
-                self._say(f"this broker is a standby now: {standing.who} has taken over")
+                if not standing.is_ended:  # otherwise there is nobody to follow
+                    self._say(f"this broker is a standby now: {standing.who} has taken over")
                 return True
 
     def _standing(self, bucket: Bucket, copy: Copy) -> Standing | None:

@@ -165,7 +165,9 @@ class StandbyLoop:
         if last is not None and last.index.is_ended:
             raise TakeoverFailed(
                 f"{self._bucket.url}: the cluster has forgotten this broker, so nobody takes over "
-                "from it: its parts are at other brokers. Remove this standby"
+                "from it: its parts are at other brokers. `zsq rescue` shows what it had not "
+                "shipped. To use this machine again, give it an empty data directory and another "
+                "--bucket"
             )
 
     def _now_follows(self) -> None:

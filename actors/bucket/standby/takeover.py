@@ -147,12 +147,14 @@ class Standing(NamedTuple):
     """The place of a data directory that was a primary, by the log of ticks.
 
     `is_newest` means that nobody has taken over since. `is_released` means that it has handed over,
-    and that a standby should have taken over.
+    and that a standby should have taken over. `is_ended` means that the cluster has forgotten the
+    broker, so that nobody may go on.
     """
 
     is_newest: bool
     is_released: bool
     who: str
+    is_ended: bool = False
 
 
 def standing(bucket: Bucket, copy: Copy) -> Standing:
@@ -171,4 +173,4 @@ def standing(bucket: Bucket, copy: Copy) -> Standing:
             "or use an empty directory"
         )
     who = f"copy {index.copy[:8]} on host {index.host}"
-    return Standing(index.copy == copy.copy, index.is_released, who)
+    return Standing(index.copy == copy.copy, index.is_released, who, index.is_ended)

@@ -36,6 +36,7 @@ A part of a broker that was forgotten is given by nobody. Each other broker adop
 | adopter | it is at a broker that was forgotten | none | Reclaim | a `reclaim` in the directory |
 | adopter | it is here, and that broker's bucket has it | none | Take, as above, behind a gap | live |
 | adopter | it is here, and no bucket has anything of it | none | Open, behind a gap | live |
+| adopter | it is here, and that broker's bucket lacked it | given | Resume, behind a gap | live |
 
 A broker without a cluster has a view of its own local directory, which is always read
 (`local_directory.py`). When it belongs to a cluster, `joining` has the topics of that directory,
@@ -54,6 +55,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from ....storage.cluster.directory import (
+    FIRST_HOLD,
     NOBODY,
     CloseEntry,
     Directory,
@@ -116,13 +118,13 @@ class Go(Enum):
 
 
 class Open(NamedTuple):
-    """A part that is missing here. `topic` is the topic as the directory has it. `hold` is 0 unless
-    a broker that was forgotten had the part before.
+    """A part that is missing here. `topic` is the topic as the directory has it. `hold` is the
+    first one unless a broker that was forgotten had the part before.
     """
 
     name: str
     topic: PartedTopic
-    hold: int = 0
+    hold: Hold = FIRST_HOLD
 
 
 class Adopt(NamedTuple):
@@ -166,10 +168,12 @@ class Give(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """A part that was released, and stays here with the next hold."""
+    """A part that was released, and stays here with the next hold, or with a later one: behind a
+    gap if the brokers that had it since were forgotten before their buckets had it.
+    """
 
     name: str
-    hold: int
+    hold: Hold
 
 
 class Take(NamedTuple):
@@ -625,11 +629,11 @@ class ClusterView:
             url = self.directory.brokers[hold.origin].bucket
             return [Take(name, parted, hold, url)]
         if row is None:
-            return [Open(name, parted, hold.number)] if hold.is_empty else []
+            return [Open(name, parted, hold)] if hold.is_empty else []
         if not row.part_of:
             return [Adopt(name, parted.uuid, hold.number)]
         if row.state == GIVEN and row.hold < hold.number:
-            return [Resume(name, hold.number)] if hold.origin == NOBODY else [Delete(name)]
+            return [Resume(name, hold)] if hold.origin == NOBODY else [Delete(name)]
         if row.hold != hold.number or row.state == "deleting":
             return []
         if row.state == GIVEN:

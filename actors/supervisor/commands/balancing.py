@@ -23,9 +23,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from ....storage.cluster.balance import PartMove, Plan, plan
+from ....storage.cluster.balance import UP_S, PartMove, Plan, plan
 from ....storage.cluster.directory import NOBODY, Broker
-from ....storage.cluster.notices import UP_S
 from ....transport.names import part_of
 from ....transport.units import NS_PER_S
 from ..cluster.cluster_loads import Seen, cluster_loads, without_orphans

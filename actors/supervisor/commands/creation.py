@@ -22,11 +22,12 @@ def create_topic(
     retention: Mapping[str, Any] | None = None,
     part_of: str = "",
     hold: int = 0,
+    start: int = 0,
 ) -> TopicGroup:
     """Create a topic that does not exist, and start it. Raises `ZsqError`.
 
-    A part that another broker had before, in a lower `hold`, begins behind the offsets that this
-    one may have given out.
+    A part that another broker had before, in a lower `hold`, has no offset below `start`, because
+    that broker may have given them out.
     """
     check_room(broker, topic)
     if is_ephemeral(topic):
@@ -35,7 +36,6 @@ def create_topic(
         retention_in_memory(own, broker.registry.memory.bytes_max())
     else:
         sync, own = checked(topic, sync, retention or {}, broker.options)
-    start = options.SHIP_RESERVE if hold else 0
     row = broker.registry.add(topic, sync, own, part_of, hold, start)
     return broker.add_group(topic, row)
 

@@ -5,6 +5,7 @@
 | Prepare | the archive actor: it has copied the archive, and ships to its own bucket | a `ready` in the directory |
 | Release | the topic is up; its processes end; its last pulse says that the bucket has all of it | the row is `given` |
 | Give | the archive actor: the bucket has the registry | a `give` in the directory |
+| Resume | the archive actor, if there must be a gap | the row is live, and the topic starts |
 | Take | the archive actor: the part's directory is made | the row is live, and the topic starts |
 | Confirm | the archive actor: the bucket has all of the part | a `taken` in the directory |
 | Reclaim | the archive actor: it has looked for the part in a forgotten broker's bucket | a `reclaim` |
@@ -74,7 +75,7 @@ TAKEN_S: Final = 3_600.0  # a large part that the store cannot copy goes through
 ONLY_HERE: Final = "it is kept only on the disk (--archive off)"
 NO_LOG: Final = "0" * 32
 
-LongStep = Prepare | Release | Give | Take | Confirm | Reclaim
+LongStep = Prepare | Release | Give | Resume | Take | Confirm | Reclaim
 
 
 class _Stopped(NamedTuple):
@@ -131,6 +132,8 @@ class PartMoves:
                     self._order(step, copy, COPIED_S, partial(self._copied, step, entry))
                 case Give(entry=entry):
                     self._wait_and_append(step, "", 0, entry)
+                case Resume():
+                    self._resume(step)
                 case Take():
                     self._take(step)
                 case Confirm(entry=entry):
@@ -304,6 +307,7 @@ class PartMoves:
             name=step.name,
             of_topic=step.topic.uuid,
             hold=hold.number,
+            given=hold.log if hold.origin == NOBODY else "",
         )
         self._order(step, find, TAKEN_S, found)
 
@@ -325,7 +329,7 @@ class PartMoves:
             log=hold.log,
             tick=hold.tick,
             directory=registry.folder(row),
-            reserve=SHIP_RESERVE if hold.is_reclaimed else 0,
+            reserve=SHIP_RESERVE * hold.reserves,
         )
         self._order(step, make, TAKEN_S, partial(self._taken, step, row))
 
@@ -346,7 +350,31 @@ class PartMoves:
         )
         self._end(step)
 
-    def resume(self, step: Resume) -> None:
-        """Start a part again that was released, and stays here. Raises `Refused`."""
-        self._broker.registry.resume(step.name, step.hold)
-        self._broker.add_group(step.name, self._broker.registry.topics[step.name])
+    # Resume
+
+    def _resume(self, step: Resume) -> None:
+        """Start a part again that was released, and stays here."""
+        row, hold = self._broker.registry.topics[step.name], step.hold
+        if not hold.reserves:
+            self._resumed(step, row)
+            return
+        # Those that had it since may have given out offsets behind its end.
+        make = partial(
+            p.TakePart,
+            url="",
+            name=step.name,
+            log=row.uuid,
+            tick=0,
+            directory=self._broker.registry.folder(row),
+            reserve=SHIP_RESERVE * hold.reserves,
+            base_offset=row.base_offset,
+        )
+        self._order(step, make, TAKEN_S, lambda done: self._resumed(step, row))
+
+    def _resumed(self, step: Resume, row: TopicRow) -> None:
+        registry = self._broker.registry
+        if registry.topics.get(step.name) is not row or row.state != GIVEN:
+            raise Refused(E_CLOSING, "it was deleted meanwhile")
+        registry.resume(step.name, step.hold.number)
+        self._broker.add_group(step.name, row)
+        self._end(step)

@@ -183,7 +183,9 @@ class Parts:
         if isinstance(message, _OfCluster) or (
             isinstance(message, CreateTopicRequest) and message.parts is not None
         ):
-            reads = isinstance(message, ClusterRequest) and message.fresh
+            # A broker that lags would not know the broker, or that it has parts.
+            reads = isinstance(message, DrainBrokerRequest | ForgetBrokerRequest)
+            reads = reads or (isinstance(message, ClusterRequest) and message.fresh)
             if not is_fresh and (reads or not self._view.is_read):
                 self._read(partial(self._manage_after_read, message, carry_out))
             else:
@@ -662,7 +664,10 @@ class Parts:
             case Open(name=name, topic=topic, hold=hold):
                 settings = topic.settings
                 sync = str(settings.get("sync", ""))
-                create_topic(self._broker, name, sync, retention_of(settings), topic.uuid, hold)
+                create_topic(
+                    self._broker, name, sync, retention_of(settings), topic.uuid, hold.number,
+                    hold.reserves * options.SHIP_RESERVE,
+                )  # fmt: skip
                 log.info("part %s is opened", name)
                 self._note("create", name)
             case Join():
@@ -684,10 +689,7 @@ class Parts:
                 self._broker.forget_archive(row.uuid)
                 log.info("the files of part %s are removed: this broker has it no more", name)
                 self._is_due = True
-            case Resume():
-                self._moves.resume(step)
-                self._note(ROW_OF[MovePartRequest].name, step.name)
-            case Prepare() | Release() | Give() | Take() | Confirm() | Reclaim():
+            case Prepare() | Release() | Give() | Resume() | Take() | Confirm() | Reclaim():
                 self._moves.begin(step)
 
     def _join(self, step: Join) -> None:
@@ -743,7 +745,7 @@ class Parts:
     def _step_done(self, step: LongStep) -> None:
         self._view.failures.pop(step.name, None)
         self._is_due = True
-        if isinstance(step, (Give, Take)):
+        if isinstance(step, (Give, Resume, Take)):
             self._note(ROW_OF[MovePartRequest].name, step.name)
 
     def noted(self, key: int, stats: Mapping[str, Any]) -> None:

@@ -325,6 +325,7 @@ def _channels(report: BrokerStats, is_one: bool) -> Grid:
         words = (
             "paused" if channel.get("paused") else "",
             "limited" if channel.get("limited_since") else "",
+            "keys limited" if any(one["limited"] for one in channel.get("tenants", ())) else "",
             f"{resting} back off" if resting else "",
         )
         state = filter(None, (*words, _word(channel)))

@@ -41,15 +41,21 @@ def broker() -> None:
 
 
 def broker_row(report: Report, name: str) -> BrokerRow:
-    """Return the broker with this number, address, or beginning of its uuid."""
+    """Return the broker with this number, address, or beginning of its uuid.
+
+    A new broker may have the address of one that was forgotten. The address then means the new one.
+    """
     rows = report["brokers"]
     address = name if "://" in name else f"tcp://{name}"
     fits = [row for row in rows if name == str(row["number"])]
     fits = fits or [row for row in rows if address in row["addresses"]]
     fits = fits or [row for row in rows if len(name) >= 4 and row["uuid"].startswith(name)]
+    fits = [row for row in fits if not row["gone"]] or fits
     if len(fits) == 1:
         return fits[0]
-    known = ", ".join(f"{row['number']} ({', '.join(row['addresses'])})" for row in rows)
+    known = ", ".join(f"{row['number']} ({', '.join(row['addresses'])})" for row in fits or rows)
+    if fits:
+        raise UsageError(E_BAD_ARGUMENT, f"{name!r} may be several brokers, give a number: {known}")
     raise NotFound(E_NOT_FOUND, f"the cluster has no broker {name!r}, but {known}")
 
 

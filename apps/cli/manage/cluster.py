@@ -136,7 +136,9 @@ def _show(report: Report) -> None:
             say(f"a standby follows broker {broker['number']}; to let it take over:")
             say(f"  {broker['handover']}")
     for broker in report["brokers"]:
-        if broker["state"] != "up" and not broker["gone"]:
+        if broker["gone"]:
+            continue  # it is not asked
+        if broker["state"] != "up":
             say(f"broker {broker['number']} is {broker['role']}: {broker['why']}", err=True)
         elif broker["health"] != "OK":
             say(f"broker {broker['number']} is not well: {broker['health']}", err=True)

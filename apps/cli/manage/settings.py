@@ -11,8 +11,7 @@ import click
 
 from ....transport.durations import spelled
 from ....transport.names import base_of
-from ....transport.retries import delays_of
-from ....transport.settings import CHANNEL, NONE, TOPIC, Kind, Setting
+from ....transport.settings import CHANNEL, NONE, TOPIC, Kind, Setting, rows_in_effect
 from ..message_ids import topic_of_id
 from ..options import Value
 from ..quantities import (
@@ -112,7 +111,7 @@ def describe(rows: Iterable[Setting], settings: Mapping[str, object]) -> str:
 
 
 def _shown(row: Setting, value: Any) -> str:
-    if not value and (row.shows_none or row.no_bound == 0):
+    if value is False or (not value and (row.shows_none or row.no_bound == 0)):
         return row.shows_none
     if value is None or value == NONE:
         text = "as set for the broker" if value is None else "none"
@@ -135,8 +134,7 @@ def describe_channel(topic: str, channel: str, settings: Mapping[str, object]) -
     The dead-letter topic is shown only if attempts are limited, and the first and the longest
     backoff only if the curve is no list of delays.
     """
-    listed = bool(delays_of(str(settings["backoff_curve"])))
-    rows = [row for row in CHANNEL if not (listed and row.name in ("backoff_s", "backoff_max_s"))]
+    rows = rows_in_effect(settings)
     dead = settings["dead_letter_topic"] or f"{base_of(topic)}.{channel}.dead".replace(
         "#ephemeral", ""
     )

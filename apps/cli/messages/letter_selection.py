@@ -25,7 +25,7 @@ _OPTIONS = (
     click.option(
         "--reason",
         metavar="REASON",
-        help="Only those with this reason (zsq-dead-reason): max_attempts or rejected.",
+        help="Only those with this reason (zsq-dead-reason): max_attempts, rejected or expired.",
     ),
     click.option(
         "--since",

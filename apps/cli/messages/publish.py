@@ -176,9 +176,22 @@ def _check_source(body: str | None, from_json: bool, ends_in_null: bool) -> None
         raise click.UsageError("--json-lines cannot be combined with -0; give one of them")
 
 
-def _own_headers(channel: str | None, dedupe_id: str | None) -> dict[str, HeaderValue]:
-    """Return the headers of a message for one channel, and of one with an id."""
+def _check_unique(
+    key: str | None, unique: str | None, *, body: str | None, has_id: bool, delay: float
+) -> None:
+    if (key is None) != (unique is None):
+        raise click.UsageError("--unique-key and --unique belong together; give both")
+    if key is not None and (body is None or has_id or delay):
+        text = "--unique-key is for BODY, and not with --delay, --dedupe-id or --dedupe-key-from"
+        raise click.UsageError(text)
+
+
+def _own_headers(
+    channel: str | None, dedupe_id: str | None, unique_key: str | None, unique: str | None
+) -> dict[str, HeaderValue]:
+    """Return the headers of a message for one channel, and of one with an id or a unique key."""
     from ....transport.client.core.dedupe_arguments import check_id
+    from ....transport.client.core.unique_arguments import unique_headers
     from ....transport.names import check_name
     from ....transport.wire.codec import CHANNEL_HEADER, DEDUPE_HEADER
 
@@ -187,6 +200,8 @@ def _own_headers(channel: str | None, dedupe_id: str | None) -> dict[str, Header
         headers[CHANNEL_HEADER] = check_name(channel, "channel")
     if dedupe_id is not None:
         headers[DEDUPE_HEADER] = check_id(dedupe_id)
+    if unique_key is not None or unique is not None:
+        headers |= unique_headers(unique_key, unique)
     return headers
 
 
@@ -286,12 +301,23 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
     metavar="WHAT",
     help="Id of each message: body (a digest of it), key, or the name of a header.",
 )
+@click.option(
+    "--unique-key",
+    metavar="KEY",
+    help="Store BODY only if no earlier message holds this key. See docs/dedupe.md.",
+)
+@click.option(
+    "--unique",
+    type=click.Choice(["while-waiting", "while-working"]),
+    help="How long an earlier message holds the key: until it is begun, or until it is finished.",
+)
 @json_option
 @with_broker
 def pub(
     topic: str, body: str | None, source: IO[bytes], from_json: bool, ends_in_null: bool, batch: int, delay: float,
     expires_in: float | None, revoke_key: str | None, key: str | None, tag: str | None, pairs: tuple[str, ...], channel: str | None,
-    dedupe_id: str | None, id_from: str | None, as_json: bool, url: str, timeout: float,
+    dedupe_id: str | None, id_from: str | None, unique_key: str | None, unique: str | None, as_json: bool, url: str,
+    timeout: float,
 ) -> None:  # fmt: skip
     """Publish BODY, or each line of a file or of standard input, to TOPIC. Returns when all
     messages are durable.
@@ -310,7 +336,8 @@ def pub(
     _check_source(body, from_json, ends_in_null)
     if dedupe_id is not None and (body is None or id_from is not None):
         raise click.UsageError("--dedupe-id is for BODY; --dedupe-key-from is for all messages")
-    headers = given_headers(pairs) | _own_headers(channel, dedupe_id)
+    _check_unique(unique_key, unique, body=body, has_id=bool(dedupe_id or id_from), delay=delay)
+    headers = given_headers(pairs) | _own_headers(channel, dedupe_id, unique_key, unique)
     usual = PublishEntry(b"", _argument(key), _argument(tag), headers or None)
     as_attributes(usual.key, usual.tag, headers | lifetime)
     stored = duplicates = 0
@@ -375,7 +402,11 @@ def pub(
         elif stored or sys.exception() is None:
             # After an error, this is printed only if messages were stored.
             caption = "1 message" if stored == 1 else f"{stored:,} messages"
-            known = f", {duplicates:,} not stored again (the ids are known)" if duplicates else ""
+            known = (
+                f", {duplicates:,} not stored again (their ids are known, or their keys are held)"
+                if duplicates
+                else ""
+            )
             click.echo(
                 f"{caption} {how}{known}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second",
                 err=True,

@@ -19,6 +19,7 @@ from ....transport.client.core.redrive import (
     SETTLED,
     Pace,
     Redrive,
+    still_held,
 )
 from ..options import Stopping, stop_signals, suggesting, with_broker
 from ..output import json_option, say, tell
@@ -370,12 +371,16 @@ def drive(
         messages, selected = batch.messages(), run.select(batch)
         for at in range(0, len(messages), pace.size):
             limit = READY if count is None else count - sent
+            if limit and not run.plan.at_end:
+                stopping.wait(pace.wait_s(time.monotonic()))
             if stopping.is_set() or run.plan.at_end or not limit:
                 break
-            done = run.send(messages[at : at + pace.size], limit, _finish_each, selected)
+            done = run.send(
+                still_held(messages[at : at + pace.size]), limit, _finish_each, selected
+            )
             advance(done)
             sent += done
-            stopping.wait(pace.wait_s(done, time.monotonic()))
+            pace.sent(done, time.monotonic())
         deadline = time.monotonic() + timeout
 
 

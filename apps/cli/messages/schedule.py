@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from datetime import datetime
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Final
 
 import click
 
@@ -13,6 +13,7 @@ from ....actors.settings.schedule_settings import (
     MISSED,
     ONE,
     SCHEDULE_BODY_BYTES_MAX,
+    UNIQUE,
     UTC,
 )
 from ....transport.errors import E_TOO_BIG, UsageError
@@ -24,6 +25,13 @@ from .publish import given_headers
 if TYPE_CHECKING:
     from ....transport.client.blocking.client import Admin
     from ....transport.wire.answers import ScheduleRow
+
+
+unique_option: Final = click.option(
+    "--unique",
+    type=click.Choice([mode.replace(" ", "-") for mode in UNIQUE]),
+    help="Leave out due times while the last message waits, or is worked on.  [default: never]",
+)
 
 
 @click.group()
@@ -70,11 +78,12 @@ def schedule() -> None:
     multiple=True,
     help="Header of the messages. Repeatable.",
 )
+@unique_option
 @json_option
 @with_admin
 def schedule_add(
     name: str, cron: str, topic: str, body: str | None, source: IO[bytes], timezone: str, missed: str, key: str | None,
-    tag: str | None, pairs: tuple[str, ...], as_json: bool, admin: Admin,
+    tag: str | None, pairs: tuple[str, ...], unique: str | None, as_json: bool, admin: Admin,
 ) -> None:  # fmt: skip
     """Publish BODY to TOPIC at each due time of CRON. NAME is the name of the schedule.
 
@@ -91,7 +100,7 @@ def schedule_add(
     headers = given_headers(pairs)
     reply = admin.schedule_add(
         topic, name, cron, payload, timezone=timezone, missed=missed, key=key, tag=tag,
-        headers=headers,
+        headers=headers, unique=unique,
     )  # fmt: skip
     if as_json:
         tell({"topic": topic, "name": name, **reply})
@@ -151,11 +160,13 @@ def _cells(row: ScheduleRow) -> tuple[str, ...]:
 @click.option(
     "--header", "pairs", metavar="NAME=VALUE", multiple=True, help="New headers. Repeatable."
 )
+@unique_option
 @json_option
 @with_admin
 def schedule_set(
     name: str, topic: str, cron: str | None, timezone: str | None, missed: str | None, body: str | None,
-    source: IO[bytes] | None, tag: str | None, pairs: tuple[str, ...], as_json: bool, admin: Admin,
+    source: IO[bytes] | None, tag: str | None, pairs: tuple[str, ...], unique: str | None, as_json: bool,
+    admin: Admin,
 ) -> None:  # fmt: skip
     """Change the schedule NAME of TOPIC. What you do not give stays, and so does its key.
 
@@ -168,7 +179,7 @@ def schedule_set(
         payload = source.read(SCHEDULE_BODY_BYTES_MAX + 1)
     reply = admin.schedule_set(
         topic, name, cron=cron, body=payload, timezone=timezone, missed=missed, tag=tag,
-        headers=given_headers(pairs) or None,
+        headers=given_headers(pairs) or None, unique=unique,
     )  # fmt: skip
     if as_json:
         tell({"topic": topic, "name": name, **reply})

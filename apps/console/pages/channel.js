@@ -99,8 +99,9 @@ export function channelPage({ model, params, query, signal }) {
     figures.set("in_flight", count(channel.in_flight), { under: channel.dying ? `${count(channel.dying).text} on their way to the dead letters` : "" });
     figures.set("deferred", count(channel.deferred));
     const limited = Boolean(fresh?.channel.limited_since);
-    const stuck = !limited && channel.drain_s === null && channel.depth > 0;
-    const pace = limited ? "its max_rate withholds messages" : stuck ? "it did not shrink in the last 10 s" : "";
+    const keysLimited = (fresh?.channel.tenants ?? []).some((one) => one.limited);
+    const stuck = !limited && !keysLimited && channel.drain_s === null && channel.depth > 0;
+    const pace = limited ? "its max_rate withholds messages" : keysLimited ? "the limits of its keys withhold messages" : stuck ? "it did not shrink in the last 10 s" : "";
     figures.set("drain", drain(channel.drain_s), { state: stuck ? "warn" : "", under: pace });
     figures.set("consumers", count(channel.consumers), { under: channel.consumers || !channel.depth ? "" : "messages wait, but no consumer is connected", state: channel.consumers || !channel.depth ? "" : "warn" });
     figures.set("oldest", age(channel, model.now()), { state: isAlarm(channel, "age_s") ? "alarm" : "" });

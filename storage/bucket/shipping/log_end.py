@@ -62,8 +62,11 @@ def end_log(
     return taken.takeover.number
 
 
-def find_part(bucket: Bucket, name: str, of_topic: str, hold: int) -> FoundPart:
+def find_part(bucket: Bucket, name: str, of_topic: str, hold: int, given: str = "") -> FoundPart:
     """Return where a part is that a broker had in this hold, or NOTHING if its bucket lacks it.
+
+    `given`: the log that the broker had released, and got back before another one had it. It may
+    have been lost before its bucket had the new hold.
 
     Raises `BucketRefuses` if its log has not ended, or another `BucketError`.
     """
@@ -74,8 +77,14 @@ def find_part(bucket: Bucket, name: str, of_topic: str, hold: int) -> FoundPart:
         if not last.is_ended:
             raise BucketRefuses(f"{bucket.url}: the log of its broker has not ended")
         row = _row(reader, name) if last.registry_number >= 0 else {}
-        is_it = row.get("part_of", "") == of_topic and row.get("hold", 0) == hold
-        if not is_it or row.get("state") not in (GIVEN, *LEFT):
+        own = row.get("hold", 0)
+        is_back = own < hold and row.get("state") == GIVEN and row.get("uuid") == given
+        is_it = own == hold or is_back
+        if (
+            row.get("part_of", "") != of_topic
+            or not is_it
+            or row.get("state") not in (GIVEN, *LEFT)
+        ):
             return NOTHING
         log = str(row.get("uuid"))
         shipped = reader.topics.get(log)

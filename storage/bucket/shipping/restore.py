@@ -36,10 +36,10 @@ from typing import Final, NamedTuple
 from ....transport.block.block import IN_GROUP
 from ....transport.checksum import crc32c
 from ...delayed.delayed_recovery import check_delayed
-from ...directory.store import Store, StoreOptions, TopicIdentity, open_store
+from ...directory.store import Store, TopicIdentity, open_store
 from ...errors import Damaged, StorageError
 from ...files import TEMPORARY_SUFFIX, Files
-from ...log.chunk import ArchivedChunk, Chunk, create_chunk, open_chunk
+from ...log.chunk import ArchivedChunk, Chunk, open_chunk
 from ...log.damage import Bad, Hole, gap_before, keep_bytes
 from ...log.index import INDEX_EVERY_BYTES
 from ...log.log_format import (
@@ -50,9 +50,7 @@ from ...log.log_format import (
     INDEX_SUFFIX,
     STATE_NAME,
     ChunkFooter,
-    ChunkHeader,
     chunk_name,
-    encode_chunk_header,
     encode_footer,
     index_name,
     parse_chunk_name,
@@ -66,6 +64,7 @@ from ..archive.chunk_cache import open_cache
 from ..archive.chunk_objects import ChunkObjects
 from ..archive.manifests import newest_manifest
 from ..bucket import Bucket, BucketAway, BucketRefuses, ObjectMissing
+from .offset_gap import OPTIONS, create_empty_chunk, leap
 from .tick_format import Piece
 from .tick_reader import ShippedTopic, TickReader
 
@@ -74,8 +73,6 @@ BASE_READ_BYTES: Final = 4 * 1024 * 1024
 DOWNLOADS: Final = 4
 IDS_BYTES_MAX: Final = 1024 * 1024 * 1024
 CHANGES_NAME: Final = "changes" + TEMPORARY_SUFFIX
-# A restore must not depend on how full the disk is. The broker checks it at its start.
-OPTIONS: Final = StoreOptions(reserve_bytes=0, ring_bytes=0)
 
 Advance = Callable[[int], object]
 
@@ -425,12 +422,7 @@ class TopicRestore:
         # The ongoing chunk was empty. After an earlier restore, it may begin behind a gap.
         ends = [row.next_offset for row in rows.values()]
         begin = max([table.start, self._identity.base_offset, self.shipped.end, *ends])
-        self._create_chunk(begin)
-
-    def _create_chunk(self, base: int) -> None:
-        header = ChunkHeader(base, 0, self._files.random_seed(), self._identity.uuid_bytes)
-        encoded = encode_chunk_header(header)
-        create_chunk(self._files, self._folder, header, encoded, INDEX_EVERY_BYTES).close()
+        create_empty_chunk(self._files, self._folder, self._identity.uuid_bytes, begin)
 
     def _open_chunk(self, base: int, *, write: bool = False) -> Chunk:
         return open_chunk(
@@ -580,19 +572,8 @@ class TopicRestore:
         finally:
             store.close()
         if bad is not None:
-            self._leap(bad)
-
-    def _leap(self, bad: Bad) -> None:
-        """Continue behind the offsets that the lost broker may have given out.
-
-        The last chunk is empty, because the log was rolled. A new one takes its place.
-        """
-        for name in (chunk_name(bad.first_offset), index_name(bad.first_offset)):
-            if self._files.exists(f"{self._folder}/{name}"):
-                self._files.remove(f"{self._folder}/{name}")
-        self._create_chunk(bad.base_offset)
-        keep_bytes(self._files, self._folder, bad, time.time_ns())
-        self._files.sync_folder(self._folder)
+            # Continue behind the offsets that the lost broker may have given out.
+            leap(self._files, self._folder, self._identity.uuid_bytes, bad)
 
     def _begin_at_the_end(self, store: Store) -> None:
         """Commit the new end. In a topic without messages, the gap is before the first one."""

@@ -247,6 +247,14 @@ def may_continue(chain: Chain, copy: Copy | None, archive: str) -> str:
     )
 
 
+def taken_over_by(index: Index) -> str:
+    """Return who has continued a log, or ended it, as a sentence without its end."""
+    if index.is_ended:
+        who = "the cluster has forgotten this broker: its parts are at other brokers, and host"
+        return f"{who} {index.host} has ended its shipping"
+    return f"copy {index.copy[:8]} of this broker on host {index.host} has taken over"
+
+
 class ShipLog:
     """Creates ticks in the bucket. Any number of threads may call `create`."""
 
@@ -353,10 +361,8 @@ class ShipLog:
             else:
                 return
             if decoded.digest != tick.digest:
-                raise Fenced(
-                    f"{self._bucket.url}: copy {decoded.index.copy[:8]} of this broker on host "
-                    f"{decoded.index.host} has taken over at number {number} of the log"
-                )
+                text = f"{taken_over_by(decoded.index)} at number {number} of the log"
+                raise Fenced(f"{self._bucket.url}: {text}")
             return
 
     def with_digest(self, boundary: Boundary) -> Boundary:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.actors.conftest import ChannelHarness
 from zsq import Refused
-from zsq.actors.channel.endings import Endings
+from zsq.actors.channel.endings import Endings, HeldExpiries
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.client.core.packing import pack_many
@@ -46,6 +46,34 @@ def test_the_age_of_the_channel_and_the_lifetime_apply_both(endings: Endings) ->
     block = block_at(0, {EXPIRES_HEADER: 60_000}, {EXPIRES_HEADER: 1_000})
     assert endings.mask(block, 102 * S) == bytes([0, EXPIRED])
     assert endings.mask(block, 106 * S) == bytes([EXPIRED] * 2)
+
+
+def test_the_lifetime_of_the_topic_is_for_messages_without_one_of_their_own(
+    endings: Endings,
+) -> None:
+    plain, mixed = block_at(0, None, None), block_at(2, {EXPIRES_HEADER: 9_000}, None)
+    assert endings.mask(mixed, 200 * S) == bytes([EXPIRED, 0])
+    endings.set_lifetime(2)
+    assert endings.mask(plain, 102 * S - 1) is None
+    assert endings.mask(plain, 102 * S) == bytes([EXPIRED] * 2)
+    assert endings.mask(mixed, 102 * S) == bytes([0, EXPIRED])
+    assert endings.mask(mixed, 109 * S) == bytes([EXPIRED] * 2)
+    endings.max_age_ns = 1 * S
+    assert endings.mask(plain, 101 * S + 1) == bytes([EXPIRED] * 2)
+    endings.max_age_ns = 0
+    endings.set_lifetime(-1)
+    assert endings.mask(plain, 200 * S) is None
+    assert endings.mask(mixed, 102 * S) is None
+
+
+def test_held_messages_expire_with_the_lifetime_of_the_topic(endings: Endings) -> None:
+    held = HeldExpiries(endings)
+    endings.set_lifetime(2)
+    plain, mixed = block_at(0, None, None, None), block_at(3, {EXPIRES_HEADER: 9_000}, None)
+    held.add(1, [(plain, 1, 3), (mixed, 0, 2)], {1})
+    assert held.next_ns == 102 * S
+    assert held.due(102 * S) == {1: [(1, 2), (4, 1)]}
+    assert held.due(109 * S) == {1: [(3, 1)]}
 
 
 def test_a_revoked_key_cancels_the_messages_below_its_end(endings: Endings) -> None:
@@ -198,3 +226,13 @@ def test_the_cost_of_a_block_does_not_grow_with_the_pieces_in_which_it_comes(
     assert sum(size for _, ranges in told for _, size in ranges) == count
     assert harness.channel.counters["expired_count"] == count
     assert harness.channel.in_flight == 0
+
+
+def test_deliveries_that_are_answered_leave_no_rows_until_they_expire(endings: Endings) -> None:
+    held = HeldExpiries(endings)
+    for token in range(5_000):
+        block = block_at(token, {EXPIRES_HEADER: 86_400_000 + token})
+        held.add(token, [(block, 0, 1)], range(token - 5, token + 1))
+    assert len(held) <= 1_010
+    assert held.due(86_500 * S) == {}
+    assert list(held.due(90_000 * S))[-6:] == [*range(4_994, 5_000)]

@@ -12,7 +12,7 @@ import pytest
 from tests.actors.conftest import ChannelHarness
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.fair import FairSupply
-from zsq.actors.channel.lease import Departure
+from zsq.actors.channel.lease import Departure, Subscriber
 from zsq.actors.settings import options
 from zsq.transport.block.block import Block, pack, with_place
 from zsq.transport.settings import ChannelSettings
@@ -194,6 +194,14 @@ def test_a_key_has_only_its_messages_in_flight_and_others_go_on() -> None:
     channel.take("a" * 10 + "b" * 3 + "...")
     assert sorted(channel.sent()) == sorted("aabb...")
     assert channel.channel.supply.tenants()[0] == {"key": "a", "waiting": 8, "limited": "in flight"}
+    assert limits(channel) == ["in flight", "in flight"]
+    channel.channel.unsubscribe(A, Departure.LEFT)
+    assert limits(channel) == ["", ""], "without a consumer, no limit is the reason"
+
+
+def limits(channel: FairHarness) -> list[str]:
+    details = channel.channel.details(channel.now_ns, channel.wall_ns)
+    return [tenant["limited"] for tenant in details["tenants"]]
 
 
 @pytest.mark.parametrize("how", ["finish", "requeue", "later", "reject", "lost", "left", "skip"])
@@ -249,6 +257,11 @@ def test_a_key_over_its_rate_waits_and_others_go_on() -> None:
     assert channel.channel.supply.tenants()[0] == {"key": "a", "waiting": 3, "limited": "rate"}
     channel.now_ns = channel.channel.limit_due_ns(channel.now_ns)
     assert sorted(channel.sent()) == ["a", "b"]
+    channel.channel.set_ready(A, 1)  # it has no room, so the rate is not the reason for long
+    assert limits(channel) == ["rate"]
+    channel.now_ns += 5 * S
+    assert channel.sent() == ""
+    assert limits(channel) == [""]
     assert channel.channel.statistics(8)["limited_since"] is None, "that is about the channel"
 
 
@@ -310,6 +323,96 @@ def test_suspects_of_a_key_wait_while_others_of_it_are_in_flight() -> None:
     assert (apart.runs, apart.alone) == (((0, 1, 2),), True)
 
 
+def with_suspects(keys: str) -> FairHarness:
+    """Return a channel that has lost its consumer with all of these messages, with two others.
+    Each key may have one message in flight from now on.
+    """
+    channel = fair(ready=len(keys), max_attempts=5)
+    channel.take(keys)
+    assert len(channel.offsets()) == len(keys)
+    channel.channel.unsubscribe(A)
+    channel.channel.configure(
+        ChannelSettings(fair_by="key", max_attempts=5, max_in_flight_per_key=1)
+    )
+    channel.commit()
+    channel.join(A, 1)
+    channel.join(B, 1)
+    return channel
+
+
+def busy(channel: FairHarness) -> Subscriber:
+    (consumer,) = [one for one in channel.channel.consumers.values() if one.in_flight]
+    return consumer
+
+
+def test_suspects_of_other_keys_do_not_wait_for_the_one_that_is_busy() -> None:
+    channel = with_suspects("aab")
+    assert channel.offsets() == [0]
+    channel.channel.set_ready(busy(channel).peer, 0)  # its handler works, and another one sifts
+    assert channel.offsets() == [2], "a second message of `a` would be one too many"
+
+
+def test_a_consumer_works_for_other_keys_while_the_keys_of_all_suspects_are_busy() -> None:
+    channel = with_suspects("aa")
+    assert channel.offsets() == [0]
+    first = busy(channel)
+    channel.channel.set_ready(first.peer, 0)
+    channel.take("cc")
+    assert channel.offsets() == [2]
+    channel.channel.fin(first.peer, next(iter(first.tokens)), ())
+    other = busy(channel)
+    channel.channel.fin(other.peer, next(iter(other.tokens)), ())
+    assert channel.offsets() == [1]
+
+
+@pytest.mark.parametrize("how", ["not in memory", "skipped", "expired"])
+def test_no_suspect_of_a_busy_key_goes_in_place_of_another(how: str) -> None:
+    """The first suspect cannot go, and consumers have enough messages of the key of the next."""
+    given: Any = {"max_attempts": 5, "max_age_s": 60 if how == "expired" else -1}
+    channel = fair(ready=1, max_in_flight_per_key=2, **given)
+    channel.take("a")
+    assert channel.offsets() == [0]
+    channel.join(B, 3)
+    channel.take("b", age_s=30)
+    channel.take("ca")
+    core = channel.channel
+    assert channel.offsets() == [1, 2, 3]
+    core.fin(B, max(core.consumers[B].tokens), ((2, 1),))
+    core.configure(ChannelSettings(fair_by="key", max_in_flight_per_key=1, **given))
+    core.unsubscribe(B)
+    channel.commit()
+    channel.join(B, 1)
+    if how == "skipped":
+        core.skip_messages(((1, 1),), ())
+    elif how == "expired":
+        channel.wall_ns += 40 * S
+    else:
+        core.supply.drop_blocks()
+        core.supply.shelve(channel.blocks[2])
+    assert channel.send() == []
+    core.fin(A, next(iter(core.consumers[A].tokens)), ())
+    core.set_ready(A, 0)
+    channel.read()
+    assert channel.offsets() == ([1] if how == "not in memory" else [3])
+
+
+def test_a_key_with_a_suspect_in_flight_is_not_forgotten_when_its_bucket_is_full() -> None:
+    channel = fair(ready=1, max_attempts=5, max_rate_per_key=10.0, max_in_flight_per_key=1)
+    channel.take("a")
+    assert channel.offsets() == [0]
+    channel.channel.unsubscribe(A)
+    channel.commit()
+    channel.join(A, 1)
+    assert channel.offsets() == [0], "a suspect, whose key waits for nothing but its bucket"
+    channel.now_ns += S
+    channel.join(B, 1)
+    assert channel.offsets() == []
+    channel.take("ba")
+    assert channel.offsets() == [1]
+    channel.channel.fin(B, next(iter(channel.channel.consumers[B].tokens)), ())
+    assert channel.offsets() == []
+
+
 def test_after_a_start_no_message_overtakes_an_earlier_one_of_its_key() -> None:
     channel = fair()
     for _ in range(3):
@@ -324,6 +427,16 @@ def test_after_a_start_no_message_overtakes_an_earlier_one_of_its_key() -> None:
     for block in channel.blocks[:2]:
         channel.channel.supply.shelve(block)
     assert channel.one_by_one_offsets(4)[::2] in ([1, 2], [5, 6])
+
+
+def test_messages_of_many_keys_that_alternate_are_a_few_rows_of_the_state_store() -> None:
+    channel = fair(ready=10)
+    for _ in range(10):
+        channel.take("abcde" * 20)
+    assert len(channel.offsets()) == 10
+    rows = channel.commit().holes_put
+    assert len(rows) <= 11, "those in flight, and what is between and behind them"
+    assert sum(count for _, count, *_ in rows) == 1_000
 
 
 def test_a_start_finds_the_order_again() -> None:

@@ -161,6 +161,30 @@ def test_a_channel_is_not_limited_when_nothing_waits_or_nobody_wants() -> None:
     assert channel.channel.statistics(2)["limited_since"] is None
 
 
+def test_a_channel_whose_consumers_are_slower_than_its_limit_is_not_limited() -> None:
+    channel = ChannelHarness(max_rate=10.0, max_rate_burst=5)
+    channel.join(A, 20, reports=True)
+    channel.come(100)
+
+    def finish_one() -> None:
+        token = min(channel.channel.consumers[A].tokens)
+        lease = channel.channel.fin(A, token, ((len(finished), 1),), channel.wall_ns)
+        finished.append(lease)
+        channel.send()
+
+    finished: list[object] = []
+    channel.send()
+    assert channel.channel.statistics(100)["limited_since"] is not None
+    for _ in range(10):  # as fast as the limit
+        channel.now_ns += S // 10
+        finish_one()
+    assert channel.channel.statistics(100)["limited_since"] is not None
+    for _ in range(3):  # ten times slower: the bucket is never empty
+        channel.now_ns += S
+        finish_one()
+    assert channel.channel.statistics(100)["limited_since"] is None
+
+
 def test_an_urgent_message_gets_the_next_token() -> None:
     channel = PriorityHarness(priorities=2, max_rate=1.0, max_rate_burst=1)
     channel.join(A, 100)

@@ -13,7 +13,8 @@ import zmq
 
 from zsq.actors.runtime import actor as actor_module
 from zsq.actors.runtime.actor import Actor
-from zsq.actors.runtime.port import Port
+from zsq.actors.runtime.port import Mail, Port
+from zsq.actors.settings import options
 from zsq.actors.settings.starts import ActorStart
 from zsq.actors.storage.storage_actor import StorageActor
 from zsq.transport.wire import protocol as p
@@ -155,3 +156,19 @@ def test_an_actor_that_may_not_rest_keeps_its_timers(
         now += 10**9
         sample._run_timers()
     assert (len(said(sample)), len(calls)) == (10, 100)
+
+
+@pytest.mark.parametrize(("is_over", "taken"), [(False, 3), (True, 1)])
+def test_blocks_are_read_for_a_bounded_time_in_a_turn(
+    sample: Sample, monkeypatch: pytest.MonkeyPatch, is_over: bool, taken: int
+) -> None:
+    monkeypatch.setattr(options, "DRAIN_NS", -1 if is_over else 60_000_000_000)
+    seen: list[Mail] = []
+    mails = [Mail((b"a",), p.Pub(), [b"block"]) for _ in range(3)]
+    port = SimpleNamespace(
+        on_readable=None,
+        receive=lambda limit: iter(mails),
+        routes={p.Pub: lambda port, mail, message: seen.append(mail)},
+    )
+    sample._drain(cast("Any", port))
+    assert len(seen) == taken

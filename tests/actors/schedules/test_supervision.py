@@ -192,7 +192,13 @@ def test_the_list_has_what_the_scheduler_knows(world: World) -> None:
     world.details = {1: {"schedules": (known, {**known, "name": "gone"})}}
     world.ask("", do="list")
     a, b = world.done[-1]["schedules"]
-    rest = {"cron": "0 3 * * *", "timezone": "UTC", "policy": "one", "body_bytes": 1}
+    rest = {
+        "cron": "0 3 * * *",
+        "timezone": "UTC",
+        "policy": "one",
+        "unique": "never",
+        "body_bytes": 1,
+    }
     assert a == known | rest
     assert (b["name"], b["state"], b["next_due_ns"]) == ("b", "paused", 0)
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 from support.storage_harness import StorageHarness
 
 from zsq.actors.storage.dedupe import Dedupe
+from zsq.actors.storage.locks import Locks
 from zsq.actors.storage.sifting import Left, sift
 from zsq.transport.block.block import Block, pack
 from zsq.transport.block.block_format import HAS_IDS
@@ -74,7 +75,9 @@ def test_a_delayed_message_has_no_offset() -> None:
 
 def make(root: Path) -> Dedupe:
     store = StorageHarness(root).open()
-    return Dedupe(store, 600, cast("Any", SimpleNamespace(pending=0)), "topic t")
+    thread = cast("Any", SimpleNamespace(pending=0))
+    channels = cast("Any", SimpleNamespace(waiting=0, all_rows=dict))
+    return Dedupe(store, 600, thread, "topic t", Locks(channels, lambda: 0))
 
 
 def test_a_block_that_is_sent_again_gets_its_first_answer(tmp_path: Path) -> None:

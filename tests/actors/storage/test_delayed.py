@@ -474,7 +474,7 @@ def test_nothing_is_committed_while_a_move_holds_the_checkpoint(holds: bool) -> 
     )  # fmt: skip
     parts = {
         "state": state, "_delayed": SimpleNamespace(blocks_checkpoint=lambda: holds), "_log": SimpleNamespace(synced_end=7),
-        "_producers": ProducerTable({}), "_dedupe": SimpleNamespace(range=lambda end: None),
+        "_producers": ProducerTable({}), "_dedupe": SimpleNamespace(range=lambda end: None, keys_from=lambda: None),
     }  # fmt: skip
     vars(actor).update(parts)
     actor._commit()

@@ -19,6 +19,7 @@ from support.storage_harness import PRODUCER, StorageHarness
 
 from zsq.actors.storage.commits import StateCommits
 from zsq.actors.storage.dedupe import Dedupe
+from zsq.actors.storage.locks import Locks
 from zsq.actors.storage.sifting import Left
 from zsq.actors.storage.storage_actor import ProducerTable, StorageActor
 from zsq.storage.space import Shortage
@@ -55,10 +56,11 @@ class Bench:
             "state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
             "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing),
             "_stages": SimpleNamespace(turn=nothing, entered=nothing),
-            "_dedupe": Dedupe(store, 0, Thread(), "topic t"),
+            "_dedupe": Dedupe(store, 0, Thread(), "topic t", Locks(cast("Any", None), int)),
             "_delayed": SimpleNamespace(
                 turn=nothing, moving_bytes=nothing, waits_for_log=lambda end: False, blocks_checkpoint=lambda: False),
-            "host": SimpleNamespace(every=nothing, cease=nothing), "_channels": SimpleNamespace(sync=mode),
+            "host": SimpleNamespace(every=nothing, cease=nothing),
+            "_channels": SimpleNamespace(sync=mode),
         }  # fmt: skip
         vars(self.actor).update(parts)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from support.ordering import ID, NOW, A, B, S, block
 
+from zsq.actors.settings import options
 from zsq.actors.storage.sifting import Left, Repeats
 from zsq.actors.topic.ordering import Ordering, Reply
 from zsq.transport.block.block import Block, pick
@@ -88,3 +90,17 @@ def test_an_append_without_ids_waits_for_nothing() -> None:
     assert ordering.next_delayed() is not None
     ordering.publish(B, block(0, producer_id=OTHER), NOW)
     assert ordering.next_append() is not None
+
+
+def test_one_append_looks_up_a_bounded_number_of_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks without ids are not counted, and a block with more ids goes alone."""
+    monkeypatch.setattr("zsq.actors.topic.ordering.IDS_AN_APPEND", 5)
+    monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", 0)
+    ordering = greeted()
+    blocks = [block(0, count=9), with_ids(1, 3), with_ids(2, 2), with_ids(3, 9), block(4, count=9)]
+    for one in blocks:
+        ordering.publish(A, one, NOW)
+    appends = []
+    while (handed := ordering.next_append()) is not None:
+        appends.append(handed[1])
+    assert appends == [blocks[:3], blocks[3:4], blocks[4:]]

@@ -12,10 +12,12 @@ from support.fake_storage import STORAGE, FakeStorage
 from support.stage_bench import A
 
 from tests.actors.channel.test_channel_actor import Wire
+from zsq.actors.settings import options
 from zsq.actors.settings.starts import TopicStart
 from zsq.actors.storage.storage_actor import Recovered
 from zsq.actors.topic.topic import TopicActor
 from zsq.transport.block.block import Block, pack
+from zsq.transport.client.core.packing import pack_many
 from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_STANDBY, Refused, UsageError
 from zsq.transport.wire import protocol as p
 
@@ -265,3 +267,25 @@ def test_a_producer_that_waits_for_the_lease_is_told_why(shell: Shell) -> None:
     assert shell.wires["front"].take() == [p.Failed(0, E_STANDBY, "the bucket is away")]
     shell.topic.on_turn()
     assert shell.wires["front"].take() == []
+
+
+def test_one_turn_looks_up_a_bounded_number_of_ids(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest follows at once, after what has arrived meanwhile."""
+    monkeypatch.setattr("zsq.actors.topic.ordering.IDS_AN_APPEND", 2)
+    monkeypatch.setattr("zsq.actors.topic.topic.IDS_AN_APPEND", 2)
+    monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", 0)
+    shell.hello()
+    for sequence in range(3):
+        headers = [{"zsq-dedupe-id": f"{sequence}-{index}"} for index in range(2)]
+        [block] = pack_many([b"x"] * 2, None, None, headers)
+        header = block.header._replace(producer_id=9, sequence=sequence)
+        shell.hear("front", p.Pub(), Block(header, block.payload, block.columns))
+    shell.topic.every(60_000, lambda: None)
+    for turn in range(1, 4):
+        shell.topic.on_turn()
+        assert len(shell.storage.appends) == turn
+        assert shell.topic._wait_ms() == 0
+    shell.topic.on_turn()
+    assert shell.topic._wait_ms() > 0

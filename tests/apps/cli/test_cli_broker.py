@@ -166,7 +166,7 @@ def test_json_lines_of_tail_can_be_published_again(shell: Shell) -> None:
         (b'{"body_base64": "?"}', b"line 2"), (b'{"body": "a", "tags": "b"}', b"unknown field 'tags'"),
         (b'{"body": "a", "headers": []}', b"objects"),
         (b'{"body": "\\ud800"}', b"line 2"), (b'{"body": ' + b"[" * 100_000, b"line 2"),
-        (b'{"body": "a", "tag": 1}', b"tag and only_channel must be strings"),
+        (b'{"body": "a", "tag": 1}', b"tag, only_channel and dedupe_id must be strings"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_message(shell: Shell, line: bytes, why: bytes) -> None:

@@ -99,6 +99,9 @@ def test_a_channel_is_made_set_and_shown(shell: Shell) -> None:
         "max age none",
     ):
         assert line in said
+    assert "dead letters" not in said.splitlines()[0], "what expires is skipped"
+    said = shell("channel", "set", "t", "set", "--dead-letter-expired")
+    assert "max age none, expired ones go to the dead letters" in said
     shell("channel", "set", "t", "set", "--max-attempts", "7", "--dead-letter-topic", "bad")
     assert "at most 7, then to topic bad" in shell("channel", "show", "t", "set")
     shell("channel", "set", "t", "set", "--dead-letter-topic", "", "--max-consumers", "default")

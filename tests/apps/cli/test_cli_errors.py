@@ -120,7 +120,7 @@ def test_a_redrive_takes_the_same_conditions_and_a_rate(run: Run, broker: LocalB
     assert time.monotonic() - begun_s > 2, "the last of five messages was sent after 2 s"
     done = run("redrive", DEAD, "--all", "--since", "2099-01-01")
     assert done.stdout == "5 not selected\n"
-    for wrong in (["--rate", "0"], ["--rate", "fast"], ["--rate", "5/d"]):
+    for wrong in (["--rate", "0"], ["--rate", "fast"], ["--rate", "5/y"]):
         assert run("redrive", DEAD, "--all", *wrong).returncode == 2
     assert run("redrive", DEAD, "--offset", "1", "--rate", "5").returncode == 2
     with zsq.Consumer("t", "c", url=broker.url) as consumer:
@@ -156,19 +156,30 @@ def test_a_slow_redrive_keeps_its_letters_and_can_be_stopped(run: Run, broker: L
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30)[0] == "1 to t, for channel c\n"
         assert process.returncode == 0
-    assert run("redrive", DEAD, "--all").stdout == "4 to t, for channel c\n", "it goes on"
+    begun_s = time.monotonic()
+    done = run("redrive", DEAD, "-n", "1", "--rate", "1/h")
+    assert done.stdout == "1 to t, for channel c\n", "it goes on"
+    assert time.monotonic() - begun_s < 60, "and does not wait after its last letter"
+    assert run("redrive", DEAD, "--all").stdout == "3 to t, for channel c\n"
 
 
 def test_a_pace_neither_hurries_nor_makes_up_for_a_break() -> None:
     pace = Pace(10, 100.0)
     assert pace.size == 10
-    assert pace.wait_s(10, 100.0) == pytest.approx(1.0)
-    assert pace.wait_s(10, 101.0) == pytest.approx(1.0)
-    assert pace.wait_s(10, 160.0) == pytest.approx(1.0), "it does not make up for a break"
-    assert pace.wait_s(10, 160.0) == pytest.approx(2.0), "it hurries not either"
-    assert Pace(0.5, 0.0).size == 1
-    assert Pace(0.5, 0.0).wait_s(1, 0.0) == pytest.approx(2.0)
-    assert Pace(None, 0.0).wait_s(5, 0.0) == 0
+    assert pace.wait_s(100.0) == 0, "it waits before letters are sent, not after the last ones"
+    pace.sent(10, 100.0)
+    assert pace.wait_s(100.0) == pytest.approx(1.0)
+    assert pace.wait_s(160.0) == 0
+    pace.sent(10, 160.0)
+    assert pace.wait_s(160.0) == pytest.approx(1.0), "it does not make up for a break"
+    pace.sent(10, 160.0)
+    assert pace.wait_s(160.0) == pytest.approx(2.0), "it hurries not either"
+    slow, unbound = Pace(0.5, 0.0), Pace(None, 0.0)
+    assert slow.size == 1
+    slow.sent(1, 0.0)
+    unbound.sent(5, 0.0)
+    assert slow.wait_s(0.0) == pytest.approx(2.0)
+    assert unbound.wait_s(0.0) == 0
     assert (Pace(None, 0.0).size, Pace(1e6, 0.0).size) == (READY, READY)
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 from support.broker import wait_for
@@ -17,7 +18,7 @@ from support.zsq_command import run_text
 
 import zsq
 from local_setup.broker import LocalBroker, temporary_broker
-from zsq.transport.client.core.redrive import BEHIND, NO_LETTER, READY, SETTLED
+from zsq.transport.client.core.redrive import BEHIND, NO_LETTER, READY, SETTLED, still_held
 
 pytestmark = pytest.mark.slow
 
@@ -305,6 +306,35 @@ def test_a_redrive_killed_before_a_finish_sends_twice_and_loses_nothing(
         sorted(message.body for message in take(broker, "killed", "c", sent))
         == [b"a", b"a", b"b", b"b"][:sent]
     )
+
+
+def test_a_letter_that_is_discarded_while_a_slow_redrive_holds_it_is_not_sent(
+    broker: LocalBroker, run: Run
+) -> None:
+    die(broker, "discarded", b"0", b"1", b"2", b"3")
+    dead = "discarded.c.dead"
+    command = [sys.executable, "-m", "zsq", "redrive", dead, "--all", "--rate", "1/s"]
+    environment = {**os.environ, "ZSQ_URL": broker.url}
+    with (
+        zsq.Admin(broker.url) as admin,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        wait_for(lambda: depth(admin, "discarded", "c"), 30, "the first one is sent")
+        assert run("redrive", dead, "--offset", "3", "--discard").stdout == "1 discarded\n"
+        assert process.communicate(timeout=60)[0] == "3 to discarded, for channel c\n"
+
+
+def test_letters_that_come_again_after_a_lost_link_are_sent_once() -> None:
+    class HeldStub(NamedTuple):
+        leased: bool
+        cancelled: bool = False
+
+    assert still_held([HeldStub(leased=False), HeldStub(leased=True)]) == [HeldStub(leased=True)]
+
+
+def depth(admin: zsq.Admin, topic: str, channel: str) -> int:
+    (row,) = admin.stats(topic, channel)["topics"][0]["channels"]
+    return int(row["depth"])
 
 
 @pytest.mark.parametrize(

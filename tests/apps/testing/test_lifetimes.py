@@ -200,6 +200,19 @@ def expires_again_after_a_seek(world: World) -> None:
     assert world.rest(consumer) == []
 
 
+def expires_by_the_topic(world: World) -> None:
+    world.admin.create_topic(world.topic, expires_s=LIFE_S)
+    world.channel()
+    world.channel("d", max_age_s=LIFE_S / 2)
+    world.publish(b"a")
+    world.publish(b"b", expires_in=3 * LIFE_S)
+    world.publish(b"c", delay=LIFE_S / 2)
+    world.space.advance(LIFE_S / 2 + 1)
+    assert world.rest(channel="d") == [b"c"]
+    world.space.advance(LIFE_S / 2)
+    assert world.rest() == [b"b", b"c"]
+
+
 # Cancelling
 
 
@@ -334,6 +347,26 @@ def cancel_dying(world: World) -> None:
     assert receive(world.space.consumer("dead", "look")).body == b"a"
 
 
+def revoke_dead_letter(world: World) -> None:
+    dead = world.space.topic("dead")
+    world.channel(dead_letter_topic=dead)
+    world.publish(b"a", revoke_key="k")
+    world.publish(b"b")
+    letters = world.space.consumer("dead", "look", ready=1)
+    letters.subscribe()
+    consumer = world.consumer(ready=2)
+    for _ in range(2):
+        receive(consumer).reject("no")
+    consumer.flush()
+    letter = receive(letters)
+    world.admin.revoke(dead, "k")
+    letter.requeue()
+    last = receive(letters)
+    assert last.body == b"b"
+    last.finish()
+    assert letters.receive(0.1) is None
+
+
 def revoke_before_a_channel(world: World) -> None:
     world.channel("c")
     world.publish(b"a", revoke_key="k")
@@ -370,6 +403,7 @@ EXPIRY: Final[dict[str, Callable[[World], None] | None]] = {
     "is with a handler": expires_with_a_handler,
     "is with a consumer, and no handler has begun it": expires_held,
     "was delivered before, and comes again after a seek": expires_again_after_a_seek,
+    "has no lifetime, in a topic with one": expires_by_the_topic,
     "is published over NSQ or as a Spark row": None,  # nothing happens
 }
 CANCELLING: Final[dict[str, Callable[[World], None]]] = {
@@ -385,6 +419,7 @@ CANCELLING: Final[dict[str, Callable[[World], None]]] = {
     "is with a handler, by key": revoke_begun,
     "is with a handler, by offset": cancel_begun,
     "is on its way to the dead letters": cancel_dying,
+    "is a dead letter, by key in its topic": revoke_dead_letter,
     "came before a channel was created": revoke_before_a_channel,
     "was cancelled, and comes again after a seek": revoke_and_seek,
     "is in a topic without channels, by key": revoke_without_channels,

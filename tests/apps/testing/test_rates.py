@@ -316,6 +316,7 @@ def refused(space: Namespace) -> None:
         {"max_in_flight_per_key": 1},
         {"fair_weights": "a=2"},
         {"fair_by": "key", "fair_weights": "a=0"},
+        {"fair_by": "key", "fair_weights": "a=1,a=2"},
         {"max_rate": -1.0},
     ):
         with pytest.raises(zsq.UsageError) as found:

@@ -480,10 +480,28 @@ def test_a_broker_that_was_forgotten_gets_nothing_and_its_parts_begin_elsewhere(
     found = directory.topics["clicks"]
     assert found.parts == (0, 0, 2)
     assert found.hold(0) == Hold(), "the move is withdrawn"
-    assert found.hold(1) == Hold(1, log=hex_of(77), tick=9, is_reclaimed=True)
-    assert found.hold(2) == Hold(2, log=hex_of(77), tick=9, is_reclaimed=True)
+    assert found.hold(1) == Hold(1, log=hex_of(77), tick=9, reserves=1)
+    assert found.hold(2) == Hold(2, log=hex_of(77), tick=9, reserves=1)
     assert not any(hold.is_empty for hold in found.holds.values() if hold.number)
     assert [one.gone for one in directory.brokers] == [True, True, False]
+
+
+def test_each_lost_broker_whose_bucket_lacked_a_part_adds_to_its_gap() -> None:
+    """Brokers 1 and 2 may have given out offsets behind the end of what broker 0 has."""
+    entries: list[Entry] = [
+        *THREE_BROKERS, broker(4, A), topic(5, brokers=(0, 0)), move(0, 0, 1, 40),
+        ready(0, 0, 1, 41), give(0, 1, 1, 42), forget(1, 43), reclaim(0, 2, 2, 0, 44),
+        forget(2, 45),
+    ]  # fmt: skip
+    for source in (0, 2):  # what broker 2 had shipped may lack the first gap
+        directory, counts = replay(*entries, reclaim(0, 3, 3, source, 46))
+        assert counts[-1]
+        assert directory.topics["clicks"].hold(0).reserves == 2
+    unshipped: list[Entry] = [*THREE_BROKERS, topic(5, brokers=(1, 0)), forget(1, 40)]
+    unshipped += [reclaim(0, 1, 2, NOBODY, 41), forget(2, 42), reclaim(0, 2, 0, NOBODY, 43)]
+    directory, counts = replay(*unshipped)
+    assert counts[-1]
+    assert directory.topics["clicks"].hold(0).reserves == 2
 
 
 def test_a_part_that_no_bucket_has_begins_anew() -> None:

@@ -9,9 +9,9 @@ import pytest
 from zsq.storage.bucket.bucket import Bytes, ObjectExists
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.folder_bucket import FolderBucket
+from zsq.storage.cluster.balance import UP_S
 from zsq.storage.cluster.notices import (
     ALIVE,
-    UP_S,
     BrokerNotice,
     BrokerWatch,
     encode_notice,

@@ -39,7 +39,11 @@ def tamper(harness: StorageHarness, change: Callable[[Any], object]) -> None:
 
 
 def spoil(harness: StorageHarness) -> None:
-    tamper(harness, lambda txn: txn.put(META, b"x" + bytes(txn.get(META))[1:]))
+    def flip(txn: Any) -> None:
+        first, *rest = bytes(txn.get(META))
+        txn.put(META, bytes([first ^ 1, *rest]))
+
+    tamper(harness, flip)
 
 
 def answer(asked: list[str], *findings: str) -> Callable[[str, float], Verdict]:

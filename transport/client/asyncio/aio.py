@@ -34,6 +34,7 @@ from ..core.publish_arguments import (
     with_headers_of_each,
 )
 from ..core.reading import Archive, Measured
+from ..core.unique_arguments import with_unique_key
 from ..link.engine import Steps
 from .aio_asker import AsyncioClient, Turner
 from .aio_client import Admin, Reader
@@ -105,6 +106,8 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
         expires_in: Delay | None = None,
         revoke_key: str | None = None,
         dedupe_id: Id | None = None,
+        unique_key: Id | None = None,
+        unique: str | None = None,
     ) -> Receipt:
         """Publish one message. It is durable when this returns, unless `linger_ms` is above 0.
 
@@ -115,6 +118,10 @@ class Producer(ProducerBase[Turner[ProducerEngine]], AsyncioClient[Turner[Produc
             headers = with_headers(headers, lifetime_of(expires_in, delay_ms, revoke_key))
         if dedupe_id is not None:
             headers = with_id(headers, dedupe_id)
+        if unique_key is not None or unique is not None:
+            headers = with_unique_key(
+                headers, unique_key, unique, delay_ms=delay_ms, has_id=dedupe_id is not None
+            )
         payload = as_body(body)
         if len(payload) > MESSAGE_BYTES_MAX:
             await self._check_size(topic, len(payload))

@@ -345,16 +345,19 @@ class AdminCalls(Asker):
         key: bytes | str | None = None,
         tag: str | None = None,
         headers: Mapping[str, HeaderValue] | None = None,
+        unique: str | None = None,
     ) -> Scheduled:
         """Publish `body` to `topic` at each due time of a cron expression. See docs/schedules.md.
 
         `name`: a name that no other schedule of the topic has. `cron`: five fields, as in crontab.
         `timezone`: the time zone of the expression, such as "Europe/Berlin". `missed`: what is
         published of due times at which the broker was down: "one" (the latest), "all" (the last
-        1,000), or "skip". Returns {"next_due_ns": the first due time}. The schedule is durable when
-        this returns. Raises `UsageError` for a wrong expression or time zone, if the name exists
-        (E_EXISTS), or if the broker lacks the extra `schedules` (E_UNSUPPORTED). In a topic with
-        parts, the schedule belongs to the part of `key`, or else to that of its name.
+        1,000), or "skip". `unique`: "while waiting" or "while working" leaves out due times while
+        the last message waits or is worked on, see docs/dedupe.md. Returns {"next_due_ns": the
+        first due time}. The schedule is durable when this returns. Raises `UsageError` for a wrong
+        expression or time zone, if the name exists (E_EXISTS), or if the broker lacks the extra
+        `schedules` (E_UNSUPPORTED). In a topic with parts, the schedule belongs to the part of
+        `key`, or else to that of its name.
         """
         return await self._carry_out(
             administration.schedule_add(
@@ -367,6 +370,7 @@ class AdminCalls(Asker):
                 key=key,
                 tag=tag,
                 headers=headers,
+                unique=unique,
             )
         )
 
@@ -381,6 +385,7 @@ class AdminCalls(Asker):
         missed: str | None = None,
         tag: str | None = None,
         headers: Mapping[str, HeaderValue] | None = None,
+        unique: str | None = None,
     ) -> Scheduled:
         """Change a schedule, see `schedule_add`. What is None stays.
 
@@ -397,6 +402,7 @@ class AdminCalls(Asker):
                 missed=missed,
                 tag=tag,
                 headers=headers,
+                unique=unique,
             )
         )
 

@@ -28,6 +28,7 @@ from ..core.publish_arguments import (
     with_headers,
     with_headers_of_each,
 )
+from ..core.unique_arguments import with_unique_key
 from ..link.engine import Steps
 from ..link.timeouts import check_timeout
 from .client_base import BlockingClient, ClientBase
@@ -432,12 +433,19 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
         expires_in: Delay | None = None,
         revoke_key: str | None = None,
         dedupe_id: Id | None = None,
+        unique_key: Id | None = None,
+        unique: str | None = None,
     ) -> Receipt:
         """Publish one message.
 
         `dedupe_id`: text or bytes of at most 256 bytes. If a message with this id was published to
         the topic within its `dedupe_window_s`, nothing is stored, and the receipt has the offset of
         that message and `duplicate` True. See docs/dedupe.md.
+
+        `unique_key`, `unique`: a text or bytes of at most 256 bytes, and "while waiting" or "while
+        working". While an earlier message of the topic with this key waits (or also while it is
+        worked on), nothing is stored, and the receipt has the offset of that message and
+        `duplicate` True. See docs/dedupe.md.
 
         `delay`: seconds or a timedelta (at most 366 days). The message is added to the topic after
         this time, never earlier. A delayed message is sent at once, even with a `linger_ms` above
@@ -456,6 +464,10 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
             headers = with_headers(headers, lifetime_of(expires_in, delay_ms, revoke_key))
         if dedupe_id is not None:
             headers = with_id(headers, dedupe_id)
+        if unique_key is not None or unique is not None:
+            headers = with_unique_key(
+                headers, unique_key, unique, delay_ms=delay_ms, has_id=dedupe_id is not None
+            )
         payload = body if type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX else as_body(body)
         if len(payload) > MESSAGE_BYTES_MAX:
             self._check_size(topic, len(payload))

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ...block.block import Block
+from ...block.block_format import STAGED, UNIQUE
 from ...errors import E_BAD_ARGUMENT, E_CLOSING, BrokerUnreachable, Refused, UsageError
 from ...wire.address import Target
 from ...wire.addresses import Url, parse_all
@@ -35,6 +36,7 @@ from ...wire.protocol import (
     check_stage_topic,
     check_transaction,
 )
+from ...wire.unique import UniqueKey
 from ..core.asking import Question, ask
 from ..core.packing import pack_many
 from ..core.publish_arguments import Text
@@ -129,8 +131,11 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
         for block in pack_many(bodies, keys, tags, headers, key=key, tag=tag):
             self.push(block)
 
-    def push(self, block: Block) -> None:
+    def push(self, block: Block, *, has_key: bool = False) -> None:
         """Add a block to the stage and send it, for example one of `Fetched.blocks`.
+
+        Its messages keep their lifetimes. With `has_key`, its one message keeps its unique key,
+        which the commit must name.
 
         This assigns the block's number in the stage. Do not change its columns afterwards. The call
         returns at once while the window has room, and otherwise waits until earlier blocks are
@@ -155,7 +160,7 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
                 session.pressed = False
             if session.error is not None:
                 raise session.error
-            session.add(block)
+            session.add(block, STAGED | UNIQUE if has_key else STAGED)
             engine.go(time.monotonic_ns())
             drive.settle()
 
@@ -256,6 +261,7 @@ def _commit(
     *,
     dry_run: bool = False,
     after: int | None = None,
+    unique: UniqueKey | None = None,
 ) -> Question:
     """Return the request. Raises `UsageError` if an argument is wrong."""
     check_transaction(app, version, kind)
@@ -269,7 +275,15 @@ def _commit(
             ),
         )
     last = AFTER_ANY if after is None else after
-    return Question(lambda number: Commit(number, app, version, kind, rows, dry_run, last))
+    name, while_working = (b"", False) if unique is None else unique
+
+    def message(number: int) -> Commit:
+        return Commit(
+            number, app, version, kind, rows, dry_run, last,
+            unique_key=name, while_working=while_working,
+        )  # fmt: skip
+
+    return Question(message)
 
 
 class StageCommitter(Asker):
@@ -329,16 +343,25 @@ class StageCommitter(Asker):
         self._carry_out(ask(_commit(app, version, parts, kind, dry_run=True)))
 
     def commit_here(
-        self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app"
+        self,
+        app: str,
+        version: int,
+        parts: Sequence[StagePart | None],
+        kind: str = "app",
+        *,
+        unique: UniqueKey | None = None,
     ) -> None:
         """Commit as `commit` does, but do not wait for the bucket.
+
+        `unique`: the key that the one message of the parts holds. If an earlier message holds it,
+        the transaction is committed without the parts.
 
         When this returns, the topic has this version or a later one on its disk. If the broker
         ships its topics to a bucket, `commit` waits until the bucket has the commit, which takes up
         to `--bucket-lag`. The topic handles the requests of a link in order. So the answer to a
         second request says that the first one is carried out.
         """
-        request = self._send(_commit(app, version, parts, kind))
+        request = self._send(_commit(app, version, parts, kind, unique=unique))
         if self.version_here(app) >= version:
             self._give_up(request)
             return
@@ -347,6 +370,12 @@ class StageCommitter(Asker):
         except BrokerUnreachable:  # it waited for the bucket before it was carried out
             if self.version_here(app) < version:
                 raise
+
+    def is_held(self, app: str, version: int, unique: UniqueKey) -> bool:
+        """Return True if an earlier message holds the key, and the version is not committed."""
+        question = _commit(app, version, [], "app", dry_run=True, unique=unique)
+        answer: Committed = self._carry_out(ask(question))
+        return answer.get("held", False)
 
     def version_of(self, app: str) -> int:
         """Return the last version of the app that the topic has committed, or -1.

@@ -509,16 +509,19 @@ def schedule_add(
     key: bytes | str | None = None,
     tag: str | None = None,
     headers: Mapping[str, HeaderValue] | None = None,
+    unique: str | None = None,
 ) -> Asking[Scheduled]:
     """Publish `body` to `topic` at each due time of a cron expression. See docs/schedules.md.
 
     `name`: a name that no other schedule of the topic has. `cron`: five fields, as in crontab.
     `timezone`: the time zone of the expression, such as "Europe/Berlin". `missed`: what is
     published of due times at which the broker was down: "one" (the latest), "all" (the last
-    1,000), or "skip". Returns {"next_due_ns": the first due time}. The schedule is durable when
-    this returns. Raises `UsageError` for a wrong expression or time zone, if the name exists
-    (E_EXISTS), or if the broker lacks the extra `schedules` (E_UNSUPPORTED). In a topic with
-    parts, the schedule belongs to the part of `key`, or else to that of its name.
+    1,000), or "skip". `unique`: "while waiting" or "while working" leaves out due times while
+    the last message waits or is worked on, see docs/dedupe.md. Returns {"next_due_ns": the
+    first due time}. The schedule is durable when this returns. Raises `UsageError` for a wrong
+    expression or time zone, if the name exists (E_EXISTS), or if the broker lacks the extra
+    `schedules` (E_UNSUPPORTED). In a topic with parts, the schedule belongs to the part of
+    `key`, or else to that of its name.
     """
     key_bytes, _, _ = as_attributes(key, tag, headers)
     request = AddScheduleRequest(
@@ -531,6 +534,7 @@ def schedule_add(
         key=key_bytes,
         tag=tag,
         headers={**headers} if headers else None,
+        unique=unique,
     )
     try:
         return (yield from ask_admin(request))
@@ -552,6 +556,7 @@ def schedule_set(
     missed: str | None = None,
     tag: str | None = None,
     headers: Mapping[str, HeaderValue] | None = None,
+    unique: str | None = None,
 ) -> Asking[Scheduled]:
     """Change a schedule, see `schedule_add`. What is None stays.
 
@@ -568,6 +573,7 @@ def schedule_set(
             missed=missed,
             tag=tag,
             headers=headers,
+            unique=unique,
         )
     )
 

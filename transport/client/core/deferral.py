@@ -10,7 +10,7 @@ import math
 import numbers
 import time
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ...errors import E_BAD_ARGUMENT, UsageError
 from ...wire.protocol import DELAY_MS_MAX
@@ -27,7 +27,10 @@ def as_seconds(delay: Any) -> float:
         raise UsageError(
             E_BAD_ARGUMENT, f"a delay must be a number of seconds or a timedelta, not {delay!r:.60}"
         )
-    return float(delay)
+    try:
+        return float(delay)
+    except OverflowError:  # an integer with hundreds of digits
+        return math.inf if cast("int", delay) > 0 else -math.inf
 
 
 def delay_ms_of(delay: Delay, what: str = "requeue") -> int:
@@ -51,8 +54,12 @@ def deferral_ms(delay: Delay, until: datetime | None) -> int:
         raise UsageError(E_BAD_ARGUMENT, f"until must be a datetime, not {kind} {until!r:.60}")
     if as_seconds(delay):
         raise UsageError(E_BAD_ARGUMENT, "give a delay or until to defer, not both")
+    try:
+        until_s = until.timestamp()
+    except (OverflowError, ValueError):  # at either end of the calendar, in this time zone
+        until_s = math.inf if until.year > 1970 else 0.0
     # Rounded up: a message never comes before the time that was asked for.
-    left_s = max(0.0, until.timestamp() - time.time())
+    left_s = min(DELAY_MS_MAX, max(0.0, until_s - time.time()))
     return delay_ms_of(math.ceil(left_s * 1000) / 1000, "deferral")
 
 

@@ -12,7 +12,7 @@ from random import SystemRandom
 from typing import Final
 
 from ...block.block import KEY_BYTES_MAX, MESSAGE_BYTES_LARGEST, MESSAGE_BYTES_MAX, Block
-from ...block.block_format import HAS_IDS
+from ...block.block_format import HAS_IDS, UNIQUE
 from ...errors import (
     E_BAD_COMMAND,
     E_CLOSED,
@@ -30,6 +30,7 @@ from ...wire.codec import encode
 from ...wire.dedupe import names_of
 from ...wire.protocol import Failed, Pub, PubDelayed, Spread, Welcome, Wire
 from ...wire.spread import PARTS_ASKED_NS, HasParts, KeyParts, parts_of_keys, why_missing
+from ...wire.unique import names_of_keys
 from ..link.engine import Engine
 from ..link.link import Link
 from ..link.reaction import Reaction
@@ -483,15 +484,17 @@ def _has_key(pending: PendingBlock) -> bool:
 
 
 def routes_of(block: Block) -> list[bytes | None] | None:
-    """Return what chooses the part of each message: its key, else its id, else nothing.
+    """Return what chooses the part of each message: its key, else its id or unique key, or nothing.
 
     A message with an id and no key always goes to the same part, because a part knows only its own
-    ids.
+    ids. The same is true of unique keys.
     """
     keys = None if block.key is None else block.key.values()
-    if not block.header.flags & HAS_IDS:
+    if not block.header.flags & (HAS_IDS | UNIQUE):
         return keys
     names = names_of(block)
+    if block.header.flags & UNIQUE:
+        names = [one or name for one, name in zip(names, names_of_keys(block), strict=True)]
     return (
         names
         if keys is None

@@ -5,15 +5,18 @@ Messages that move during the peek may be shown in their earlier state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ...block.block import Block
+from ...block.block_format import EXPIRES, REVOCABLE
 from ...errors import E_BAD_ARGUMENT, UsageError
 from ...names import check_name
+from ...units import NS_PER_MS
 from ...wire.admin_requests import PeekRequest
 from ...wire.answers import ChannelLook, HeldRow
 from ...wire.dead_letter import addressees
+from ...wire.lifetime import lifetimes_ms, revoke_keys
 from . import reading
 from .asking import Asking, ask_admin
 from .message import Fetched, StoredMessage, count_missing, message_at
@@ -208,17 +211,29 @@ def _new(
     return peeked, peeked[-1].offset + 1 if len(peeked) >= count else min(at, head), missing
 
 
+def _ended(block: Block, age_ns: int, data: ChannelLook) -> Iterator[int]:
+    """Yield the indexes of the messages that have expired, or were cancelled by their key."""
+    default_ms = int(data["expires_s"] * 1000) if data["expires_s"] > 0 else None
+    if default_ms is not None or block.header.flags & EXPIRES:
+        for index, own_ms in enumerate(lifetimes_ms(block)):
+            lives_ms = default_ms if own_ms is None else own_ms
+            if lives_ms is not None and age_ns >= lives_ms * NS_PER_MS:
+                yield index
+    if data["revoked"] and block.header.flags & REVOCABLE:
+        for index, key in enumerate(revoke_keys(block)):
+            if key is not None and block.first_offset + index < data["revoked"].get(key, 0):
+                yield index
+
+
 def _wanted(block: Block, channel: str, data: ChannelLook) -> list[int]:
     """Return the indexes of the messages that the channel takes according to its settings."""
     settings = data["settings"]
     tags, max_age_s = settings.get("tags"), settings.get("max_age_s")
-    if (
-        max_age_s
-        and max_age_s > 0
-        and data["wall_ns"] - block.header.time_ns > max_age_s * _NS_PER_S
-    ):
+    age_ns = data["wall_ns"] - block.header.time_ns
+    if max_age_s and max_age_s > 0 and age_ns > max_age_s * _NS_PER_S:
         return []
     others = {index for index, addressee in addressees(block) if addressee != channel}
+    others.update(_ended(block, age_ns, data))
     for start, stop in data["absent"]:
         low, high = start - block.first_offset, stop - block.first_offset
         others.update(range(max(0, low), min(block.count, high)))

@@ -74,7 +74,8 @@ def with_headers(
 def with_headers_of_each(headers: Any, more: Mapping[str, HeaderValue]) -> Any:
     """Return the headers of a `publish_many` (one mapping, or one for each message) and these."""
     if more and isinstance(headers, Sequence) and not isinstance(headers, str | bytes):
-        return [with_headers(one, more) for one in headers]
+        each: Sequence[Any] = headers
+        return [with_headers(one, more) for one in each]
     return with_headers(headers, more)
 
 

@@ -64,13 +64,18 @@ class Pace:
         """The largest number of letters to send at a time: those of a second."""
         return READY if self._rate is None else min(READY, max(1, int(self._rate)))
 
-    def wait_s(self, sent: int, now_s: float) -> float:
-        """Note that letters were sent. Return the seconds until the next ones may be sent."""
-        if self._rate is None:
-            return 0.0
-        # Time in which nothing was sent is not made up for.
-        self._next_s = max(self._next_s, now_s) + sent / self._rate
-        return self._next_s - now_s
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until the next letters may be sent.
+
+        Ask before letters are sent, so that a run does not wait after its last ones.
+        """
+        return max(0.0, self._next_s - now_s)
+
+    def sent(self, count: int, now_s: float) -> None:
+        """Note that letters were sent."""
+        if self._rate is not None:
+            # Time in which nothing was sent is not made up for.
+            self._next_s = max(self._next_s, now_s) + count / self._rate
 
 
 class ChannelName(NamedTuple):
@@ -108,7 +113,27 @@ class Letter(Protocol):
     def headers(self) -> dict[str, HeaderValue]: ...
 
 
+class HeldLetter(Protocol):
+    """The part of a received letter that says whether it may still be sent."""
+
+    @property
+    def leased(self) -> bool: ...
+
+    @property
+    def cancelled(self) -> bool: ...
+
+
 LetterT = TypeVar("LetterT", bound=Letter)
+HeldT = TypeVar("HeldT", bound=HeldLetter)
+
+
+def still_held(letters: Iterable[HeldT]) -> list[HeldT]:
+    """Return the letters that are still this run's to send.
+
+    A letter of a run with a rate waits. If the broker starts again meanwhile, all letters come
+    again, and would be sent twice. One may also have been discarded.
+    """
+    return [letter for letter in letters if letter.leased and not letter.cancelled]
 
 
 class LetterGroup(NamedTuple, Generic[LetterT]):

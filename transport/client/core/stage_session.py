@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ...block.block import Block
+from ...block.block_format import STAGED
 from ...errors import (
     E_BAD_COMMAND,
     E_CLOSING,
@@ -116,11 +117,11 @@ class StageSession:
     def credit_bytes(self) -> int:
         return 0 if self._flow is None else self._flow.credit_bytes
 
-    def add(self, block: Block) -> None:
-        """Add the next block of the stage."""
+    def add(self, block: Block, flags: int = STAGED) -> None:
+        """Add the next block of the stage, which keeps some `flags`."""
         assert not self.final
         if not self.ended:
-            self.window.add(block)
+            self.window.add(block, flags)
 
     def take(self, now_ns: int) -> WindowEntry | None:
         """Return the next block to push on this link, or None.

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ...block.block import Block, Header, encode_header
+from ...block.block_format import STAGED
 from ...wire.protocol import checksum_after
 
 
@@ -68,12 +69,13 @@ class StageWindow:
         last = self._entries.get(self.sent.blocks - 1)
         return self.checksum if last is None else last.checksum
 
-    def add(self, block: Block) -> None:
-        """Add the next block of the stage. It gets its number here."""
+    def add(self, block: Block, flags: int = STAGED) -> None:
+        """Add the next block of the stage. It gets its number here, and keeps some `flags`."""
         header, number = block.header, self.total.blocks
         packed = Header(
-            header.columns, 0, header.length, header.count, 0, 0, 0, number, header.columns_crc
-        )
+            header.columns, header.flags & flags, header.length, header.count, 0, 0, 0, number,
+            header.columns_crc,
+        )  # fmt: skip
         self.checksum = checksum_after(self.checksum, header.columns_crc)
         self.messages += header.count
         self.total = StageMark(number + 1, self.total.size_bytes + header.length)

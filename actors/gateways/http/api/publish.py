@@ -18,7 +18,9 @@ from starlette.responses import Response
 
 from .....transport.client.asyncio.aio import Admin
 from .....transport.client.blocking.producer import Published
-from .....transport.errors import from_wire
+from .....transport.client.core.unique_arguments import with_unique_key
+from .....transport.errors import UsageError, from_wire
+from .....transport.wire.codec import pack_headers
 from .....transport.wire.dedupe import ID_BYTES_MAX, pack_id
 from ...shared.gatherer import Gatherer
 from ..web.body import Parameters, announced, counted, lines, share_of
@@ -46,11 +48,12 @@ class GatheredPublisher:
         self._ends: set[asyncio.Task[None]] = set()
 
     async def publish(
-        self, topic: str, bodies: Sequence[bytes], defer_ms: int, ids: Sequence[bytes] = ()
+        self, topic: str, bodies: Sequence[bytes], defer_ms: int, headers: Sequence[bytes] = ()
     ) -> list[Published]:
         """Publish at least one message. Return when all are durable. Raises `ZsqError`.
 
-        With `ids` of the messages, return where each of them is, and which are duplicates.
+        With the packed `headers` of the messages, which have their ids or keys, return where each
+        of them is, and which are duplicates.
         """
         places: dict[int, list[Published]] = {}
         answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -59,9 +62,8 @@ class GatheredPublisher:
             if not answered.done():  # if the request has ended, nothing waits for the answer
                 answered.set_result(why)
 
-        headers = [*map(pack_id, ids)]
         self._for(topic).publish(
-            topic, bodies, defer_ms, answer, headers, places.__setitem__ if ids else None
+            topic, bodies, defer_ms, answer, headers, places.__setitem__ if headers else None
         )
         if why := await answered:
             code, _, text = why.partition(" ")
@@ -122,11 +124,12 @@ class PublishHandlers:
                 raise api_error("MSG_EMPTY")
             parameters = Parameters(request.scope["query_string"])
             topic = parameters.topic()
-            ids = ids_of(request, 1, many=False)
-            places = await self._publisher.publish(
-                topic, [body], parameters.defer_ms(limits.max_req_timeout_ms), ids
-            )
-        return placed(places) if ids else text("OK")
+            headers = ids_of(request, 1, many=False)
+            defer_ms = parameters.defer_ms(limits.max_req_timeout_ms)
+            if key := key_of(parameters, defer_ms=defer_ms, has_id=bool(headers)):
+                headers = [key]
+            places = await self._publisher.publish(topic, [body], defer_ms, headers)
+        return placed(places) if headers else text("OK")
 
     async def mpub(self, request: Request) -> Response:
         limits = self._limits
@@ -143,17 +146,29 @@ class PublishHandlers:
                 bodies = lines(body, limits.max_msg_size)
             share.take(len(body))  # counted again, because the messages are a copy of the body
             del body
-            ids = ids_of(request, len(bodies), many=True)
+            headers = ids_of(request, len(bodies), many=True)
             places: list[Published] = []
             if bodies:
-                places = await self._publisher.publish(topic, bodies, 0, ids)
+                places = await self._publisher.publish(topic, bodies, 0, headers)
             else:
                 await self._broker.create_topic(topic)  # nsqd creates the topic too
-        return placed(places) if ids else text("OK")
+        return placed(places) if headers else text("OK")
+
+
+def key_of(parameters: Parameters, *, defer_ms: int, has_id: bool) -> bytes | None:
+    """Return the packed headers of a message with the parameters `unique_key` and `unique`."""
+    key, unique = parameters.get("unique_key"), parameters.get("unique")
+    if key is None and unique is None:
+        return None
+    try:
+        headers = with_unique_key(None, key, unique, delay_ms=defer_ms, has_id=has_id)
+    except UsageError:
+        raise api_error("INVALID_UNIQUE_KEY") from None
+    return pack_headers(headers or {})
 
 
 def ids_of(request: Request, count: int, *, many: bool) -> list[bytes]:
-    """Return the ids of the messages of a request with the header Idempotency-Key, or [].
+    """Return the packed ids of the messages of a request with the header Idempotency-Key, or [].
 
     The message of /pub has the key as its id. Message i of /mpub has KEY/i. So a client that
     repeats the whole request after a lost answer stores nothing twice.
@@ -164,7 +179,7 @@ def ids_of(request: Request, count: int, *, many: bool) -> list[bytes]:
     ids = [f"{key}/{index}" if many else key for index in range(count)]
     if not key or len(max(ids, key=len, default="").encode()) > ID_BYTES_MAX:
         raise api_error("INVALID_IDEMPOTENCY_KEY")
-    return [one.encode() for one in ids]
+    return [pack_id(one.encode()) for one in ids]
 
 
 def placed(places: Sequence[Published]) -> Response:

@@ -28,6 +28,7 @@ from .....transport.client.core.redrive import (
     SETTLED,
     Pace,
     Redrive,
+    still_held,
 )
 from .....transport.errors import NotFound, ZsqError
 from .....transport.whole_topic import whole_topic
@@ -261,14 +262,17 @@ class RedriveJobs:
             if batch is not None:
                 messages = batch.messages()
                 for at in range(0, len(messages), pace.size):
-                    if job.stopping.is_set() or plan.at_end or plan.total == job.count:
+                    if plan.at_end or plan.total == job.count:
                         break
-                    before = plan.total
-                    await self._send(job, messages[at : at + pace.size], producer, _finish_each)
-                    wait_s = pace.wait_s(plan.total - before, time.monotonic())
-                    if wait_s:
+                    if wait_s := pace.wait_s(time.monotonic()):
                         with contextlib.suppress(TimeoutError):
                             await asyncio.wait_for(job.stopping.wait(), wait_s)
+                    if job.stopping.is_set():
+                        break
+                    before = plan.total
+                    letters = still_held(messages[at : at + pace.size])
+                    await self._send(job, letters, producer, _finish_each)
+                    pace.sent(plan.total - before, time.monotonic())
                 deadline_s = time.monotonic() + TIMEOUT_S
                 continue
             await consumer.flush()

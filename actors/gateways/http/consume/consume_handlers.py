@@ -126,9 +126,7 @@ class ConsumePaths:
 
     async def requeue(self, request: Request) -> Response:
         options = _only(await options_of(request, self._limiters), REQUEUE_OPTIONS)
-        backoff, defer, reject = (
-            options.get(name) is True for name in ("backoff", "defer", "reject")
-        )
+        backoff, defer, reject = (_flag(options, name) for name in ("backoff", "defer", "reject"))
         if reject and ("delay_s" in options or backoff or defer):
             raise bad("give reject, or delay_s, backoff or defer, not both")
         if defer and (backoff or "error" in options):
@@ -298,6 +296,13 @@ def _only(options: JsonObject, known: frozenset[str]) -> JsonObject:
         names = ", ".join(sorted(known))
         raise bad(f"unknown option {min(unknown)[:80]!r}; the options are {names}")
     return options
+
+
+def _flag(options: JsonObject, name: str) -> bool:
+    value = options.get(name, False)
+    if not isinstance(value, bool):
+        raise bad(f"{name} must be true or false, not {repr(value)[:40]}")
+    return value
 
 
 def _number(

@@ -69,6 +69,11 @@ ANSWERS: Final[dict[str, tuple[int, str]]] = {
     "INVALID_DEFER": (400, "`defer` is not a number of milliseconds from 0 to max-req-timeout"),
     "INVALID_REQUEST": (400, "the query cannot be parsed"),
     "INVALID_IDEMPOTENCY_KEY": (400, "the header Idempotency-Key is empty or too long"),
+    "INVALID_UNIQUE_KEY": (
+        400,
+        "`unique_key` must have 1 to 256 bytes, with `unique=while-waiting` or `while-working`, "
+        "and without `defer` and Idempotency-Key",
+    ),
     "INVALID_OPTION": (400, "`/config`: the option does not exist or cannot be changed"),
     "MISSING_ARG_TOPIC": (400, "`topic` is missing"),
     "INVALID_TOPIC": (400, "`topic` is not a valid name"),

@@ -10,7 +10,7 @@ import pytest
 
 from zsq.actors.bucket.standby import role
 from zsq.actors.bucket.standby.role import StandbyTerm, remove_old
-from zsq.actors.bucket.standby.takeover import UNFINISHED_NAME, mark_unfinished
+from zsq.actors.bucket.standby.takeover import UNFINISHED_NAME, Standing, mark_unfinished
 from zsq.actors.settings.options import ServeOptions
 from zsq.actors.supervisor.topics.registry import OLD_NAME, REGISTRY_NAME
 from zsq.storage.bucket.bucket import BucketAway
@@ -76,13 +76,13 @@ def test_a_former_primary_waits_for_a_bucket_that_fails(
     monkeypatch.setattr(role, "PAUSE_S", 0.0)
     monkeypatch.setattr(role, "set_aside_broker", set_aside)
     term = StandbyTerm(ServeOptions(data_dir), is_first=False)
-    assert term.set_aside(cast("Any", None), cast("Any", SimpleNamespace(who="copy 1")))
+    assert term.set_aside(cast("Any", None), Standing(False, False, "copy 1"))
     assert len(tries) == 3
     assert "set aside 7 messages" in capfd.readouterr().err
 
     tries.clear()
     term.ends.set()
-    assert not term.set_aside(cast("Any", None), cast("Any", SimpleNamespace(who="copy 1")))
+    assert not term.set_aside(cast("Any", None), Standing(False, False, "copy 1"))
     assert len(tries) == 1, "a signal ends it"
 
 

@@ -74,7 +74,12 @@ class FakeGatherer:
         self.finished = asyncio.Event()
 
     def publish(
-        self, topic: str, bodies: Sequence[bytes], delay_ms: int, answer: Callable[[str], None]
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        delay_ms: int,
+        answer: Callable[[str], None],
+        *_: Any,
     ) -> None:
         self.given.append((topic, list(bodies), delay_ms))
         self.answers.append(answer)

@@ -103,7 +103,7 @@ def parted(*entries: Entry) -> PartedTopic:
         (0, row(GIVEN), (MOVE, READY), Give(NAME, GiveEntry("", TOPIC, 0, 1, 1, LOG, 0))),
         # The move was withdrawn after the part was released.
         (0, row(GIVEN), (), Give(NAME, GiveEntry("", TOPIC, 0, 1, 0, LOG, 0))),
-        (0, row(GIVEN), (BACK,), Resume(NAME, 1)),
+        (0, row(GIVEN), (BACK,), Resume(NAME, parted(BACK).hold(0))),
         (0, row("live", 1), (BACK,), None),
         (0, row(GIVEN), (MOVE, READY, GIVE), None),
         (
@@ -261,7 +261,7 @@ class Site:
                 self.world.append(give._replace(tick=self.world.tick()))
             case Resume(hold=hold):
                 assert own is not None
-                own.state, own.hold = "live", hold
+                own.state, own.hold = "live", hold.number
             case Take(hold=found, url=url):
                 source = self.world.sites[int(url[-1])]
                 released, log = source.shipped

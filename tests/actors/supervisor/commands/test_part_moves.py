@@ -370,9 +370,25 @@ def test_a_part_is_not_taken_over_if_there_is_no_room(
 def test_a_part_that_stays_is_started_with_the_next_hold(world: World) -> None:
     group = world.have(state=GIVEN)
     del world.groups[NAME]
-    world.moves.resume(Resume(NAME, 1))
+    world.moves.begin(Resume(NAME, Hold(1)))
     assert (group.row.state, group.row.hold) == ("live", 1)
     assert world.groups.keys() == {NAME}
+    assert world.result() == ""
+
+
+def test_a_part_that_comes_back_from_lost_brokers_is_started_behind_a_gap(world: World) -> None:
+    group = world.have(state=GIVEN)
+    del world.groups[NAME]
+    step = Resume(NAME, Hold(3, reserves=2))
+    world.moves.begin(step)
+    order = world.obey(Refused(E_BUCKET, "it is being started"))
+    assert (order.url, order.log, order.reserve) == ("", group.row.uuid, 2 * options.SHIP_RESERVE)
+    assert order.directory == world.registry.folder(group.row)
+    assert (world.result(), group.row.state, world.groups) == (E_BUCKET, GIVEN, {})
+    world.moves.begin(step)
+    assert world.obey(start=0, end=9).reserve == 2 * options.SHIP_RESERVE
+    assert world.result() == ""
+    assert (group.row.state, group.row.hold, {*world.groups}) == ("live", 3, {NAME})
 
 
 @pytest.mark.parametrize(
@@ -395,6 +411,7 @@ def test_a_part_of_a_forgotten_broker_is_reclaimed_from_where_it_is(
     world.moves.begin(step)
     find = world.obey(log=log, tick=5)
     assert (find.url, find.name, find.of_topic, find.hold) == ("s3://b/1", NAME, TOPIC, 4)
+    assert find.given == ("e" * 32 if origin == -1 else ""), "it may have come back to its broker"
     entry = decode_entry(world.obey(number=5).entry)
     assert isinstance(entry, ReclaimEntry)
     assert entry == ReclaimEntry(entry.id, TOPIC, 0, 5, 0, *expected[:2], expected[2])
@@ -406,9 +423,9 @@ def test_a_part_of_a_forgotten_broker_is_reclaimed_from_where_it_is(
 
 
 def test_offsets_that_a_forgotten_broker_may_have_given_out_are_left_out(world: World) -> None:
-    reclaimed = TAKE._replace(hold=TAKE.hold._replace(is_reclaimed=True))
-    for step, reserve in ((TAKE, 0), (reclaimed, options.SHIP_RESERVE)):
+    for reserves in (0, 1, 2):
+        step = TAKE._replace(hold=TAKE.hold._replace(reserves=reserves))
         world.moves.begin(step)
         order = world.obey(Refused(E_BUCKET, "no route"))
-        assert order.reserve == reserve
+        assert order.reserve == reserves * options.SHIP_RESERVE
         assert world.result() == E_BUCKET

@@ -132,10 +132,12 @@ class World:
         return True
 
     def _create(
-        self, broker: Any, name: str, sync: str, retention: Any, of_topic: str, hold: int
-    ) -> None:
+        self, broker: Any, name: str, sync: str, retention: Any, of_topic: str, hold: int,
+        start: int,
+    ) -> None:  # fmt: skip
         if self.refusal is not None:
             raise self.refusal
+        assert bool(start) == bool(hold), "only what a lost broker had begins behind a gap"
         row = TopicRow(1, "f" * 32, sync, 0, retention=retention, part_of=of_topic, hold=hold)
         self.rows[name] = row
         self.groups[name] = Group(self.rows[name])
@@ -625,6 +627,28 @@ def test_dead_letters_may_go_back_to_a_topic_with_parts_that_the_user_chose(worl
     assert world.error() == E_PARTS
     redrive("plain", "", chosen=True)
     assert len(world.carried) == 1
+
+
+def test_a_broker_that_lags_reads_the_directory_before_it_drains_or_forgets_another(
+    world: World,
+) -> None:
+    """It must not forget one that has just got a part without ending its log."""
+    world.add(
+        BrokerEntry(f"{4:032x}", "8" * 32, ("tcp://c:1",), "file:///b/c"),
+        TopicEntry(f"{5:032x}", "new", "7" * 32, (2,), {}),
+    )
+    world.manage("broker", do="forget", broker=2)
+    assert isinstance(world.obey(), p.ReadDirectory)
+    (order,) = world.orders_sent
+    assert isinstance(order, p.EndLog)
+    assert order.url == "file:///b/c"
+    world.orders_sent.clear()
+    world.add(BrokerEntry(f"{6:032x}", "9" * 32, ("tcp://d:1",)))
+    world.now_ns += 1_000_000_000
+    world.manage("broker", do="drain", broker=3)
+    assert isinstance(world.obey(), p.ReadDirectory)
+    assert entry(world.obey()).broker == 3
+    assert isinstance(world.answer(), p.Done)
 
 
 def test_the_cluster_is_described(world: World) -> None:

@@ -141,11 +141,25 @@ def cluster() -> Report:
     part = PartSeen("up", "OK", "", 0, 10, 10, 4, None, {"a": 4})
     here = Seen("0", "OK", {"epoch": 2, "lag_s": 0.25, "standbys": 1}, {"t#0": part})
     brokers: Any = [
-        {"number": at, "uuid": str(at), "addresses": (f"tcp://{at}:1",), "me": at == 0}
+        {
+            "number": at,
+            "uuid": str(at),
+            "addresses": (f"tcp://{at}:1",),
+            "me": at == 0,
+            "draining": 0,
+            "gone": False,
+        }
         for at in range(11)
     ]
     topic: Any = {"topic": "t", "uuid": "u", "parts": (0, 10), "closed": (1,), "moves": {}}
-    known: Any = {"directory": 1, "is_shared": True, "trouble": ""}
+    known: Any = {
+        "directory": 1,
+        "is_shared": True,
+        "trouble": "",
+        "auto": None,
+        "moving": 0,
+        "planned": 0,
+    }
     told: Any = {"brokers": brokers, "topics": [topic], **known}
     silent = [Answer("tcp://1:1", why="no answer")]
     return merge(told, {0: [Answer("", here)], **dict.fromkeys(range(1, 11), silent)})

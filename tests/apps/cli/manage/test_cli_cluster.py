@@ -59,3 +59,14 @@ def test_addresses_stand_in_the_table_if_there_is_room(monkeypatch: pytest.Monke
     assert lines[0].endswith("parts  addresses")
     assert lines[1].endswith(f"4      {LONG[0]},{LONG[1]} (standby)")
     assert len(lines) == 2
+
+
+def test_nothing_is_said_of_the_health_of_a_broker_that_was_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = broker(1, "tcp://b:4153")
+    gone["state"], gone["role"], gone["health"], gone["gone"] = "away", "forgotten", "", True
+    ill = broker(2, "tcp://c:4153")
+    ill["health"] = "disk is full"
+    lines = shown(monkeypatch, 200, broker(0, "tcp://a:4153"), gone, ill)
+    assert [line for line in lines if " is " in line] == ["broker 2 is not well: disk is full"]

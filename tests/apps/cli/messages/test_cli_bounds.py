@@ -85,6 +85,7 @@ class Silent(Closing):
     class Receipt:
         done = False
         count = 1
+        duplicates = 0
 
         def wait(self, timeout: float) -> None:
             Silent.out -= 1

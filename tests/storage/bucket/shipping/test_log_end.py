@@ -9,6 +9,7 @@ import pytest
 from support.shipping_harness import ShippingHarness
 from support.storage_harness import IDENTITY
 
+from zsq.actors.supervisor.topics.registry_format import GIVEN
 from zsq.storage.bucket.bucket import BucketRefuses
 from zsq.storage.bucket.bucket_url import parse_bucket_url
 from zsq.storage.bucket.folder_bucket import FolderBucket
@@ -102,6 +103,9 @@ def test_a_part_is_found_and_taken_behind_a_gap(harness: ShippingHarness, tmp_pa
     assert find_part(*find, TOPIC, 3) == NOTHING, "it had the part in another hold"
     assert find_part(*find, "8" * 32, 2) == NOTHING
     assert find_part(harness.bucket, "other#1", TOPIC, 2) == NOTHING
+    # It was lost after it had got back what it had released, and before its bucket said so.
+    back = find_part(*find, TOPIC, 3, harness.uuid)
+    assert back == NOTHING, "it is live"
     (tmp_path / "target").mkdir()
     target = FolderBucket(Files(), parse_bucket_url(f"file://{tmp_path}/target"))
     wanted = Wanted(IDENTITY.name, harness.uuid, tick, f"{harness.root}/taken", 7)
@@ -111,3 +115,18 @@ def test_a_part_is_found_and_taken_behind_a_gap(harness: ShippingHarness, tmp_pa
     assert row["state"] == "live"
     assert (taken.start, taken.channels) == (0, 1)
     assert taken.end >= harness.log.end + 10 * RESERVE, "offsets may have been given out"
+
+
+def test_a_part_that_was_released_and_came_back_to_the_lost_broker_is_found(
+    harness: ShippingHarness,
+) -> None:
+    """It was lost before its bucket had the new hold. All of the part is there."""
+    (row,) = harness.content.topics.values()
+    row.state = GIVEN
+    harness.tick(registry=True)
+    tick = end(harness)
+    find = (harness.bucket, IDENTITY.name, TOPIC)
+    assert find_part(*find, 4, harness.uuid) == FoundPart(harness.uuid, tick)
+    assert find_part(*find, 4) == NOTHING, "another broker had it since"
+    assert find_part(*find, 4, "9" * 32) == NOTHING
+    assert find_part(*find, 1, harness.uuid) == NOTHING

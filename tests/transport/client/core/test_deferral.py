@@ -26,6 +26,7 @@ def test_a_delay_or_a_time_can_be_given() -> None:
     assert 3_590_000 < ms <= 3_600_000
     assert deferral_ms(0.0, datetime.now() + timedelta(hours=1)) > 3_590_000, "local time"
     assert deferral_ms(0.0, datetime(1999, 1, 1)) == 0, "a time that has passed"
+    assert deferral_ms(0.0, datetime.min) == 0, "and one that is no number of seconds"
 
 
 @pytest.mark.parametrize(
@@ -33,10 +34,13 @@ def test_a_delay_or_a_time_can_be_given() -> None:
     [
         (-1, None, "the delay of a deferral must be 0 to 31622400 s"),
         (float("nan"), None, "the delay of a deferral must be"),
+        (10**400, None, "the delay of a deferral must be"),
+        (-(10**400), None, "the delay of a deferral must be"),
         ("soon", None, "a delay must be a number of seconds or a timedelta, not 'soon'"),
         (1, datetime(2099, 1, 1), "give a delay or until to defer, not both"),
         (0.0, 5, "until must be a datetime, not int 5"),
         (0.0, datetime(2999, 1, 1), "the delay of a deferral must be"),
+        (0.0, datetime.max, "the delay of a deferral must be"),
     ],
 )
 def test_a_wrong_time_is_refused_where_it_is_given(delay: Any, until: Any, text: str) -> None:

@@ -72,7 +72,7 @@ class Topic:
     ) -> Peek:
         data: Any = {
             "next_offset": at, "start": 0, "head": self.head if head < 0 else head, "wall_ns": wall_ns, "paused": False, "absent": absent,
-            "settings": SETTINGS | settings, "held": held, "counts": {"requeued": 3},
+            "settings": SETTINGS | settings, "held": held, "counts": {"requeued": 3}, "expires_s": -1, "revoked": {},
         }  # fmt: skip
         return self.run(look_at_channel("t", "c", data, count))
 
@@ -165,6 +165,8 @@ def test_a_message_for_this_channel_only_is_shown() -> None:
         "absent": (),
         "paused": True,
         "settings": SETTINGS,
+        "expires_s": -1,
+        "revoked": {},
         "held": (),
         "counts": {},
     }

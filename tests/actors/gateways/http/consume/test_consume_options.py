@@ -52,8 +52,8 @@ def refused(site: ConsoleSite, path: str, options: Any) -> tuple[int, str]:
         ("touch", {"tokens": [TOKEN] * 1001}, "tokens must be a list of 1 to 1,000 tokens"),
         (
             "requeue",
-            {"tokens": [TOKEN], "delay_s": 3601},
-            "delay_s must be a number from 0 to 3,600, not 3601",
+            {"tokens": [TOKEN], "delay_s": 31_622_401},
+            "delay_s must be a number from 0 to 31,622,400, not 31622401",
         ),
         (
             "requeue",
@@ -63,9 +63,15 @@ def refused(site: ConsoleSite, path: str, options: Any) -> tuple[int, str]:
         (
             "requeue",
             {"tokens": [TOKEN], "reject": True, "backoff": True},
-            "give reject, or delay_s or backoff, not both",
+            "give reject, or delay_s, backoff or defer, not both",
         ),
         ("requeue", {"tokens": [TOKEN], "error": 5}, "error must be a text"),
+        ("requeue", {"tokens": [TOKEN], "reject": 1}, "reject must be true or false, not 1"),
+        (
+            "requeue",
+            {"tokens": [TOKEN], "defer": "yes"},
+            "defer must be true or false, not 'yes'",
+        ),
     ],
 )
 def test_an_invalid_option_is_named(site: ConsoleSite, verb: str, options: Any, why: str) -> None:
