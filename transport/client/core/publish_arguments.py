@@ -62,9 +62,7 @@ def lifetime_of(
     return lifetime_headers(expires_ms, delay_ms, revoke_key)
 
 
-def with_headers(
-    headers: Mapping[str, HeaderValue] | None, more: Mapping[str, HeaderValue]
-) -> Mapping[str, HeaderValue] | None:
+def with_headers(headers: Any, more: Mapping[str, HeaderValue]) -> Any:
     """Return the headers of a message and these. The checks of `as_headers` follow later."""
     if not more:
         return headers
