@@ -204,7 +204,7 @@ def _resolved(document: Mapping[str, Any], value: Mapping[str, Any]) -> Mapping[
 
 def _message(kind: type) -> dict[str, Any]:
     """Return a message's name and its fields in their order, which is that of the wire."""
-    fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    fields = [field.name for field in dataclasses.fields(kind)]
     return {"name": kind.__name__, "fields": ", ".join(fields)}
 
 
