@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ...storage.state.channel_row import ChannelRow
 from ...transport.errors import ZsqError
 from ...transport.names import is_ephemeral
-from ...transport.settings import NewChannelSettings
+from ...transport.settings import NONE, NewChannelSettings
 from ...transport.wire import protocol as p
 from ..primitives.boot_clock import boot_ns
 from ..primitives.ranges import Span
@@ -72,7 +72,7 @@ def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> Op
                     data["start"],
                     data["end"],
                     data["gaps"],
-                    data["expires_s"],
+                    data.get("expires_s", NONE),
                 )
     raise StartFailed("the topic's storage did not answer within 10 s")
 

@@ -47,7 +47,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from ...storage.delayed.delayed import DelayedStore, DelayedSummary
-from ...storage.delayed.delayed_format import DelayedKey, DelayedRow, due_block
+from ...storage.delayed.delayed_format import DelayedKey, DelayedRow
 from ...storage.directory.store import Store
 from ...storage.errors import DiskFull, StoreFailed
 from ...storage.log.log_format import BAD_SUFFIX, DELAYED_NAME
@@ -56,11 +56,12 @@ from ...transport.block.block import Block
 from ...transport.block.block_format import REVOCABLE
 from ...transport.errors import E_DISK_FULL, E_LIMIT, Refused
 from ...transport.wire import protocol as p
-from ...transport.wire.lifetime import aged, revoke_keys
+from ...transport.wire.lifetime import revoke_keys
 from ..runtime.port import Mail, Port
 from ..runtime.pulses import DelayedPulse
 from ..runtime.worker_thread import Jobs
 from ..settings import options
+from .aging import aged_block
 from .extension_point import StorageExtension
 from .storage_listener import StorageListener
 
@@ -549,12 +550,6 @@ class DelayedMessages:
             "delayed_alarm": self._alarm(),
             "delayed_full": self.full,
         }
-
-
-def aged_block(row: DelayedRow, now_ns: int) -> Block:
-    """Return the block as the log stores it now. Its messages have lived since they were due."""
-    late_ms = (now_ns - row.key.due_ns) // _MS
-    return due_block(row._replace(block=aged(row.block, late_ms)))
 
 
 Sequences = Mapping[int, tuple[int, tuple[tuple[int, ...], ...]]]

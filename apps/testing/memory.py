@@ -19,7 +19,7 @@ from ...actors.channel.deferred import Row
 from ...actors.channel.lease import Changes, OutgoingDelivery, Peer
 from ...actors.primitives.ranges import ranges_of
 from ...actors.settings import channel_settings, options
-from ...actors.storage.delayed import aged_block
+from ...actors.storage.aging import aged_block
 from ...storage.delayed.delayed_format import DelayedKey, DelayedRow
 from ...storage.state.channel_row import ChannelRow
 from ...transport.block.block import Block, cut, with_place

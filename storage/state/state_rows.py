@@ -235,9 +235,9 @@ def take_meta(table: Table, meta: StateMeta) -> None:
     table.start = meta["start"]
     table.commits = meta["commits"]
     table.dropped = meta["dropped"]
-    first, end = meta["ids"]
+    first, end = meta.get("ids", (0, 0))
     table.ids = first, end
-    table.keys = meta["keys"]
+    table.keys = meta.get("keys", -1)
 
 
 def change_meta(meta: StateMeta, batch: StateBatch) -> None:
@@ -249,8 +249,10 @@ def change_meta(meta: StateMeta, batch: StateBatch) -> None:
     meta["waiting"] = meta["waiting"] if batch.waiting is None else batch.waiting
     meta["start"] = meta["start"] if batch.start is None else batch.start
     meta["dropped"] = meta["dropped"] if batch.dropped is None else batch.dropped
-    meta["ids"] = meta["ids"] if batch.ids is None else batch.ids
-    meta["keys"] = meta["keys"] if batch.keys is None else batch.keys
+    if batch.ids is not None:
+        meta["ids"] = batch.ids
+    if batch.keys is not None:
+        meta["keys"] = batch.keys
     meta["commits"] += 1
 
 

@@ -1,8 +1,8 @@
 """Promised surface of ZSQ: what users and their programs may rely on, as one tree of texts.
 
-`docs/compatibility.md` says what is promised. This file collects it from the code: public names with
-their signatures, answers and reports, commands with their options, paths of HTTP, metrics, settings,
-error codes, permissions, messages of the wire, and versions of the formats.
+`docs/compatibility.md` says what is promised. This file collects it from the code: public names
+with their signatures, answers and reports, commands with their options, paths of HTTP, metrics,
+settings, error codes, permissions, messages of the wire, and versions of the formats.
 
 Run it to write `promised.json` again, after something was added: python tests/compat/promised.py
 It refuses to write a surface that lacks what is promised.

@@ -169,7 +169,7 @@ def test_an_addressed_message_comes_to_its_channel_only_also_delayed_and_after_a
 
 
 @pytest.mark.parametrize(
-    ("flags", "stored"), [(ADDRESSED, True), (ADDRESSED | IN_GROUP, False), (1 << 8, False)]
+    ("flags", "stored"), [(ADDRESSED, True), (ADDRESSED | IN_GROUP, False), (1 << 12, False)]
 )
 def test_the_topic_takes_that_flag_and_no_other(broker: Broker, flags: int, stored: bool) -> None:
     """A flag on a block without addresses does no harm."""

@@ -301,6 +301,8 @@ def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> N
         "bucket_keep_bytes": -1,
         "bucket_keep_time_s": -1,
         "own_process": "default",
+        "dedupe_window_s": 600,
+        "expires_s": -1,
     }
     assert shown(admin)["retention"] == wanted
     broker.stop()

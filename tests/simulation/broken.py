@@ -363,8 +363,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a tick counts as created although its number has another one": Defect(
         "storage/bucket/shipping/ship_log.py",
-        "            if decoded.digest != tick.digest:\n                raise Fenced(\n",
-        "            if False:\n                raise Fenced(\n",
+        "            if decoded.digest != tick.digest:\n                text =",
+        "            if False:\n                text =",
         faults=("lost_disk",),
         ships=True,
     ),

@@ -116,7 +116,7 @@ def requeues(broker: Broker) -> list[p.Req]:
     return [message for message in broker.heard if type(message) is p.Req and message.error]
 
 
-@pytest.mark.parametrize("delay", [math.nan, -1, None, "soon", 10**400])
+@pytest.mark.parametrize("delay", [math.nan, -1, None, "soon"])
 def test_a_returned_value_that_is_no_delay_means_the_backoff(broker: Broker, delay: Any) -> None:
     put(broker, 1)
     consumer = zsq.Consumer("t", "c", url=broker.url)
