@@ -57,9 +57,9 @@ export function clusterPage({ query, signal }) {
     show(ofTopics, inCluster);
     show(ofParts, inCluster);
     const away = found.brokers.filter((one) => one.state !== "up" && !one.gone).length;
-    const moves = found.moving + found.planned;
-    show(balancing, moves > 0 || found.auto.is_on);
-    setText(balancing, `${moves ? `Balancing: ${found.moving} of ${plural(moves, "part")} on the move.` : "The cluster is balanced."}${found.auto.is_on ? " The brokers balance their parts by themselves." : ""}`);
+    const moves = (found.moving ?? 0) + (found.planned ?? 0);
+    show(balancing, moves > 0 || Boolean(found.auto?.is_on));
+    setText(balancing, `${moves ? `Balancing: ${found.moving} of ${plural(moves, "part")} on the move.` : "The cluster is balanced."}${found.auto?.is_on ? " The brokers balance their parts by themselves." : ""}`);
     setText(number, `${plural(found.brokers.length, "broker")}${away ? `, ${away} without a primary that answers` : ""}`);
     show(trouble, Boolean(found.trouble));
     setText(trouble, found.trouble ? `Trouble: ${found.trouble}.` : "");
