@@ -48,10 +48,13 @@ def test_a_revoked_task_has_the_state_revoked(broker: Broker, tmp_path: Path) ->
         waiting = app.send_task("any", queue="states")
         done = app.send_task("any", queue="states")
         app.backend.store_result(done.id, 7, "SUCCESS")
-        app.control.revoke([waiting.id, done.id])
+        begun = app.send_task("any", queue="states")
+        app.backend.store_result(begun.id, {"done": 3}, "PROGRESS")  # a state of the task's own
+        app.control.revoke([begun.id, waiting.id, done.id])
         with pytest.raises(TaskRevokedError):
             waiting.get(timeout=WAIT_S)
         assert done.get(timeout=WAIT_S) == 7
+        assert begun.state == "PROGRESS"
     finally:
         app.close()
         pools.reset()

@@ -119,8 +119,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "messages that were read ahead are not saved": Defect(
         "actors/channel/parked.py",
-        "        return chain(self._piles.runs(), self._unsorted)",
-        "        return iter(self._unsorted)",
+        "        parked = chain(self._piles.runs(), self._unsorted)\n",
+        "        parked = iter(self._unsorted)\n",
         ("kill_topic", "kill_channel"),
         urgent=True,
     ),

@@ -26,7 +26,9 @@ from ....transport.wire.protocol import SKIPPED_MAX
 log = logging.getLogger("zsq")
 
 PIDBOX: Final = "pidbox"
-_SETTLED: Final = frozenset({"SUCCESS", "FAILURE", "REVOKED", "STARTED"})
+# A task in another state has a result, or a worker has begun it: STARTED, or a state that the task
+# itself has set.
+_NOT_BEGUN: Final = frozenset({"PENDING", "RECEIVED", "RETRY", "REJECTED"})
 
 
 def revoke_key_of(message: dict[str, Any]) -> str | None:
@@ -86,7 +88,7 @@ def _store_states(ids: list[str]) -> None:
         if type(backend).__name__ == "DisabledBackend":
             return
         for task_id in ids:
-            if backend.get_state(task_id) not in _SETTLED:
+            if backend.get_state(task_id) in _NOT_BEGUN:
                 backend.mark_as_revoked(task_id, "revoked")
     except Exception as error:  # each result backend has errors of its own
         log.warning("the state REVOKED could not be stored for %d tasks: %r", len(ids), error)
