@@ -43,6 +43,8 @@ longer than this, and Python calls the signal's handler between two of them.
 SLEEP_NS_MAX: Final = SIGNAL_MS * 1_000_000 if sys.platform == "win32" else 3_600_000_000_000
 # How late a handler may run for a signal that came just before the system call of a wait.
 MISSED_SIGNAL_MS: Final = 1_000
+# Signals to stop that come within this time are one request.
+SAME_REQUEST_S: Final = 0.5
 RUNS_BROKERS: Final = sys.platform == "linux"
 DOCS: Final = "docs/other-systems.md"
 
@@ -506,3 +508,23 @@ class SignalFlag:
     def __del__(self) -> None:
         if hasattr(self, "_waker"):  # there may have been no file descriptor for it
             self._waker.close()
+
+
+class StopRequests:
+    """Tells a second request to stop from one request that arrives as several signals.
+
+    `timeout`, and wrappers such as `uv run` at a terminal, let a program have the same signal
+    twice within a millisecond: it is sent to the process and to its group. A person or a service
+    manager sends the second one later.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first_s: float | None = None
+
+    def is_second(self) -> bool:
+        """Return True if this signal belongs to a second request."""
+        now_s = self._clock()
+        if self._first_s is None:
+            self._first_s = now_s
+        return now_s - self._first_s > SAME_REQUEST_S

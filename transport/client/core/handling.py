@@ -41,8 +41,8 @@ of `run`:
 - **The handler kills its process:** the channel delivers its messages to another consumer when the
   link is lost or the lease has ended.
 - **The handler never ends:** it occupies one of the `concurrency` threads or tasks, and its message
-  is delivered again when its lease ends. After SIGTERM, `run` waits for it. A second SIGTERM ends
-  the program, unless the program handles it.
+  is delivered again when its lease ends. After SIGTERM, `run` waits for it. A second SIGTERM, half
+  a second later or more, ends the program, unless the program handles it.
 - **The handler blocks the event loop (asyncio):** nothing else runs in the loop meanwhile, not even
   heartbeats. If it blocks for longer than two heartbeats, the broker gives the messages of this
   consumer to others. Use `asyncio.to_thread`, or a blocking consumer.
