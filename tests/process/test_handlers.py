@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
-from support.broker import Broker
+from support.broker import Broker, wait_for
 
 import zsq
 import zsq.aio
@@ -270,7 +270,8 @@ def test_a_signal_that_comes_twice_at_once_is_one_request_to_stop(
             assert process.stdout is not None
             assert process.stdout.readline() == b"handling\n"
             process.send_signal(signal.SIGTERM)
-            time.sleep(pause_s)  # the time between the signals is what is tested
+            second_s = time.monotonic() + pause_s
+            wait_for(lambda: time.monotonic() >= second_s, WAIT_S)
             process.send_signal(signal.SIGTERM)
             assert process.wait(WAIT_S) == code
             assert process.stdout.read() == said
