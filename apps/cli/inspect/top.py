@@ -260,9 +260,14 @@ def head(picture: Picture, url: str) -> RenderableType:
     text = Text(f"zsq {broker['version']} at {url}, up {up}, ", no_wrap=True, overflow="ellipsis")
     text.append(str(broker["health"]), style="green" if broker["health"] == "OK" else "bold red")
     if broker["alarms"]:
-        text.append(f", {broker['alarms']} alarms", style="bold yellow")
-    processes = f"{broker['processes']} processes"
-    sums = f"{summary['topics']} topics, {summary['channels']} channels, {processes}"
+        text.append(f", {number_of(broker['alarms'], 'alarm')}", style="bold yellow")
+    sums = ", ".join(
+        (
+            number_of(summary["topics"], "topic"),
+            number_of(summary["channels"], "channel"),
+            number_of(broker["processes"], "process", "processes"),
+        )
+    )
     flow = (
         f"in {rate(summary['in_rate'])}/s ({size(summary['in_bytes_rate'])}/s), out "
         f"{rate(summary['out_rate'])}/s"
@@ -272,6 +277,11 @@ def head(picture: Picture, url: str) -> RenderableType:
         f"flight; {size(summary['log_bytes'])} on disk"
     )
     return text
+
+
+def number_of(count: int, one: str, several: str = "") -> str:
+    """Return a number with its noun, such as "1 topic" and "2 topics"."""
+    return f"{count} {one if count == 1 else several or f'{one}s'}"
 
 
 def tables(screen: Screen, rows: Sequence[Row], width: int) -> list[RenderableType]:
