@@ -45,16 +45,22 @@ HEADINGS: Final[dict[str, str]] = {
 
 
 def metrics_table() -> str:
+    """Return a table of the metrics whose meanings docs/statistics.md does not have, and the names
+    of all others by kind and labels.
+    """
+    named = {row.metric for row in STATISTICS if row.level in HEADINGS and (row.name or row.view)}
     lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
-    return "\n".join(
-        [
-            *lines,
-            *(
-                f"| `{one.metric}` | {one.kind} | {', '.join(one.labels)} | {one.help} |"
-                for one in METRICS
-            ),
-        ]
-    )
+    others: dict[tuple[str, str], list[str]] = {}
+    for one in METRICS:
+        labels = ", ".join(one.labels)
+        if one.metric in named:
+            others.setdefault((one.kind, labels), []).append(f"`{one.metric}`")
+        else:
+            lines.append(f"| `{one.metric}` | {one.kind} | {labels} | {one.help} |")
+    lines += ["", "| kind | labels | metrics, with their meanings in [Statistics](statistics.md) |"]
+    lines += ["|---|---|---|"]
+    lines += [f"| {kind} | {labels} | {', '.join(of)} |" for (kind, labels), of in others.items()]
+    return "\n".join(lines)
 
 
 def statistics_tables() -> str:
