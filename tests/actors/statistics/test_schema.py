@@ -1,7 +1,7 @@
 """Tests of the table of statistics: each row is in every view that it names, each statistic in a
 view has a row, and the tables in the documentation are current.
 
-Run this file to write the tables of docs/statistics.md and docs/http.md again:
+Run this file to write the tables of docs/statistics.md and docs/http-reference.md again:
 python -m tests.actors.statistics.test_schema
 """
 
@@ -85,7 +85,7 @@ def statistics_tables() -> str:
 
 PAGES: Final = {
     "statistics.md": ("statistics", statistics_tables),
-    "http.md": ("metrics", metrics_table),
+    "http-reference.md": ("metrics", metrics_table),
 }
 
 
