@@ -518,13 +518,7 @@ class ConsumerEngine(LegHost):
 
         A caller that waits for a delivery, of a consumer that may hold few messages, may get none
         before this finish is sent. A thread with a pool of handlers is such a caller.
-
-        A finish that comes after its link was lost takes effect at once: the message may be held
-        here again already, and the program may take it next.
         """
-        for leg in self.legs:
-            if not all(delivery.live for delivery in list(leg.session.dirty)):
-                leg.session.collect()
         if self.waiters and any(
             leg.session.ready <= READY_FEW for leg in self.legs if leg.topic.is_busy
         ):
