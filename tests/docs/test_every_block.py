@@ -444,9 +444,7 @@ def test_an_alarm_has_the_form_that_alarms_md_shows(visited: Visitor) -> None:
     """All other blocks of alarms.md are run, too."""
     go_through(visited, "alarms.md")
     told = json.JSONDecoder().raw_decode((visited.folder / "alarm.json").read_text())[0]
-    shown = json.loads(
-        sample("alarms.md", '{"text"').replace("...,", "0,").replace(": ...", ": 0")
-    )
+    shown = json.loads(sample("alarms.md", '{"text"').replace("...,", "0,").replace(": ...", ": 0"))
     assert shape(told) == shape(shown)
 
 

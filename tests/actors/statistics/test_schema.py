@@ -72,9 +72,7 @@ def _cells(row: Statistic) -> tuple[str, ...]:
 
 def drawn() -> str:
     """Return the page with the tables as they are in the code."""
-    part = re.compile(
-        r"(<!-- statistics: drawn from the code -->\n).*?(<!-- end -->)", re.DOTALL
-    )
+    part = re.compile(r"(<!-- statistics: drawn from the code -->\n).*?(<!-- end -->)", re.DOTALL)
     text, count = part.subn(
         lambda found: f"{found[1]}{statistics_tables()}\n{found[2]}", PAGE.read_text()
     )
