@@ -547,7 +547,7 @@ class Over(Wire):
 
 @record
 class Alarm(Wire):
-    """Supervisor to the sender of alarms: these events, as dictionaries (see docs/channels.md), for
+    """Supervisor to the sender of alarms: these events, as dictionaries (see docs/alarms.md), for
     all receivers.
     """
 

@@ -107,7 +107,7 @@ class AdminCalls(Asker):
         )
 
     async def forget_broker(self, broker: int, *, force: bool = False) -> Nothing:
-        """Let the other brokers have the parts of one that is gone for good. See docs/parts.md.
+        """Let the other brokers have the parts of one that is gone for good. See docs/cluster.md.
 
         They open them from its bucket. What it had acknowledged and not shipped is not there. It
         can never come back with its data directory. Raises `Refused` (E_NOT_EMPTY) if it still

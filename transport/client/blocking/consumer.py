@@ -475,7 +475,7 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
     `sync=True`, this changes nothing, and `stale` counts it.
 
     - `topic`: A name, a list of names, or a pattern such as "orders.*". `message.topic` says which
-      topic a message is from. See "Several topics" in channels.md.
+      topic a message is from. See [consumers.md](consumers.md#several-topics).
     - `url`, `key_file`, `transport`: see `Producer`.
     - `ready`: The largest number of unanswered messages that this consumer holds. Without it, the
       consumer asks for what its handlers need for a second, at most for 2,500 messages, and for

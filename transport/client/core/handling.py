@@ -35,9 +35,9 @@ of `run`:
 - **The handler fails for each message, or always for one:** the message comes again after each
   backoff. With `max_attempts`, the channel makes it a dead letter after its last attempt. If it
   fails for five in a row, the consumer backs off as a whole, see
-  [channels.md](channels.md#how-a-consumer-backs-off).
+  [consumers.md](consumers.md#how-a-consumer-backs-off).
 - **The handler gets batches** (`batch=`): the same, for all messages of the batch that are not
-  answered, see [channels.md](channels.md#handlers-of-batches).
+  answered, see [consumers.md](consumers.md#handlers-of-batches).
 - **The handler kills its process:** the channel delivers its messages to another consumer when the
   link is lost or the lease has ended.
 - **The handler never ends:** it occupies one of the `concurrency` threads or tasks, and its message
