@@ -3,7 +3,7 @@
 A new setting needs a row here, its type for callers (further down), and the code that obeys it. The
 rows produce the checks and their error texts, the options of `zsq channel`, `zsq sub`, `zsq topic`
 and `zsq serve`, the output of these commands, the console's forms, and the tables in
-docs/channels.md and docs/retention.md.
+docs/channel-reference.md and docs/retention.md.
 
 This module is in `transport`, because clients use settings too. It imports only small modules,
 because `zsq --help` needs the rows. No I/O.
@@ -372,8 +372,8 @@ class ChannelSettings(Record):
 class ChannelOptions(TypedDict, total=False):
     """Settings of a channel.
 
-    None resets a setting to its default. [channels.md](channels.md#settings) describes all
-    settings.
+    None resets a setting to its default. [channel-reference.md](channel-reference.md#settings) has
+    all settings.
     """
 
     tags: str | None

@@ -102,7 +102,7 @@ class AdminCalls(Asker):
         return self._carry_out(administration.drain_broker(broker, undo=undo, at_once=at_once))
 
     def forget_broker(self, broker: int, *, force: bool = False) -> Nothing:
-        """Let the other brokers have the parts of one that is gone for good. See docs/parts.md.
+        """Let the other brokers have the parts of one that is gone for good. See docs/cluster.md.
 
         They open them from its bucket, without what it had not shipped. It can never come back with
         its data directory. Raises `Refused` (E_NOT_EMPTY) if it still ships, unless `force` is

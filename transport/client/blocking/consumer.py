@@ -474,7 +474,7 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
     changes nothing, and `stale` counts it.
 
     - `topic`: A name, a list of names, or a pattern such as "orders.*". `message.topic` says which
-      topic a message is from. See "Several topics" in channels.md.
+      topic a message is from. See [consumers.md](consumers.md#several-topics).
     - `url`, `key_file`, `transport`: see `Producer`.
     - `ready`: The largest number of unanswered messages that this consumer holds, shared by topics
       and parts. Without it, the consumer asks for what its handlers need for a second, at most for

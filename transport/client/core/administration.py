@@ -193,7 +193,7 @@ def drain_broker(broker: int, *, undo: bool = False, at_once: int = 1) -> Asking
 
 
 def forget_broker(broker: int, *, force: bool = False) -> Asking[Nothing]:
-    """Let the other brokers have the parts of one that is gone for good. See docs/parts.md.
+    """Let the other brokers have the parts of one that is gone for good. See docs/cluster.md.
 
     They open them from its bucket, without what it had not shipped. It can never come back with
     its data directory. Raises `Refused` (E_NOT_EMPTY) if it still ships, unless `force` is

@@ -2,11 +2,11 @@
 
 A message is handled when its handler returns. `run` then finishes the message, unless the handler
 has answered it. Whatever else a handler or a callback does is a failure of this message, and not of
-`run`. A batch fails as a whole, see [channels.md](channels.md#handlers-of-batches).
+`run`. A batch fails as a whole, see [consumers.md](consumers.md#handlers-of-batches).
 
 - **It raises an exception**, also `SystemExit` by `sys.exit()`, or `KeyboardInterrupt`: `run` calls
   `on_error`, or logs the exception, and requeues the message after `requeue_delay`. When five have
-  failed in a row, the consumer [backs off](channels.md#how-a-consumer-backs-off) as a whole.
+  failed in a row, the consumer [backs off](consumers.md#how-a-consumer-backs-off) as a whole.
 - **It fails for the last time:** with `max_attempts`, the channel makes the message a dead letter.
   With `retries`, `run` rejects the message, before the next handler begins if the last one ended
   with its process.
