@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -303,7 +303,8 @@ def _time(time_ns: object) -> str:
 _MIB: Final = 1024 * 1024
 _OFF: Final = "off"  # the state of shipping in a broker that does not ship
 _STATE: Final = Heading("state", is_text=True)
-# What a narrow terminal does not show of a consumer.
+# What a narrow terminal does not show of a channel, besides what is 0, and of a consumer.
+_LESS_OF_CHANNELS: Final = ("message_count", "delivery_count")
 _LESS_OF_CONSUMERS: Final = ("message_count", "requeue_count", "timeout_count")
 
 
@@ -379,8 +380,17 @@ def _titles(level: str, fields: Sequence[str]) -> list[str]:
 
 def _channels(report: BrokerStats, is_one: bool) -> Grid:
     """Return the table with the present state of the channels."""
-    names = ("depth", "in flight", "deferred", "oldest", "finished/s", "empty in")
     channels = _each_channel(report)
+    names: tuple[str | Heading, ...] = (
+        "depth",
+        *(
+            Heading(title, is_optional=_is_zero(channels, field))
+            for title, field in (("in flight", "in_flight_count"), ("deferred", "deferred_count"))
+        ),
+        "oldest",
+        "finished/s",
+        "empty in",
+    )
     states = [_channel_state(channel) for _, channel in channels]
     state = (_STATE,) if any(states) else ()
     grid = Grid("channels", _channel_names(is_one), (*state, *names))
@@ -397,6 +407,11 @@ def _channels(report: BrokerStats, is_one: bool) -> Grid:
         place = _channel_place(topic, channel, is_one)
         grid.add(*place, *((words or "OK",) if state else ()), *held, *speed)
     return grid
+
+
+def _is_zero(channels: Sequence[tuple[str, ChannelStats]], field: str) -> bool:
+    values: Iterable[Mapping[str, object]] = (channel for _, channel in channels)
+    return not any(row.get(field) for row in values)
 
 
 def _channel_state(channel: ChannelStats) -> str:
@@ -428,7 +443,7 @@ def _counted(report: BrokerStats, is_one: bool) -> Grid:
     titles: tuple[str | Heading, ...] = (
         "consumers",
         *(
-            Heading(title, is_optional=field in ("message_count", "delivery_count"))
+            Heading(title, is_optional=field in _LESS_OF_CHANNELS or _is_zero(channels, field))
             for field, title in zip(fields, _titles("channel", fields), strict=True)
         ),
         "p99",

@@ -139,6 +139,19 @@ def test_stats_of_one_topic_fit_on_one_screen_of_80_columns(channels: int) -> No
         assert len(whole.splitlines()) + len(tables) <= 23
 
 
+def test_stats_leave_out_what_is_0_before_a_table_is_split() -> None:
+    found = statistics()
+    row = channel("warehouse") | dict.fromkeys(("paused", "dead_letter_count", "expired_count"), 0)
+    row |= dict.fromkeys(("in_flight_count", "deferred_count", "timeout_count"), 0)
+    topic = {"topic_name": "eu-west-1.orders.new", "health": "OK", "closed": "", "channels": [row]}
+    report = found | {"topics": [found["topics"][0] | topic]}
+    lines = printed(stats.tables(report, processes=False, width=80), 80)
+    assert "channels, rounded, without in flight, deferred" in {line.strip() for line in lines}
+    row["deferred_count"] = 1
+    lines = printed(stats.tables(report, processes=False, width=80), 80)
+    assert any("deferred" in line.split() for line in lines), "it is not 0"
+
+
 def test_a_narrow_table_says_what_it_rounds_and_leaves_out() -> None:
     grid = Grid("t", ["name"], [Heading("came", is_optional=True), "depth"])
     grid.add("n", figure(9_999), figure(1_234_567, "B"))
