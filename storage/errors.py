@@ -47,6 +47,22 @@ class ForeignDirectory(StorageError):
     """The directory is missing, belongs to another topic, or was written by an unknown version."""
 
 
+class NewerVersion(ForeignDirectory):
+    """A newer version has written this. It is not damaged, and nothing may change it."""
+
+    def at(self, path: str) -> NewerVersion:
+        """Return the same error with the path of the file."""
+        return NewerVersion(f"{path}: {self}")
+
+
+def newer(what: str, version: object, known: int) -> NewerVersion:
+    """Return the error of a reader that knows only the version `known`."""
+    return NewerVersion(
+        f"{what} has format version {version}, and this zsq reads only version {known}; use a "
+        "newer zsq"
+    )
+
+
 class DiskFull(StorageError):
     """The disk has no space, or less than the reserve. Nothing was stored and nothing was lost.
 

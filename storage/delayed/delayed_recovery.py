@@ -48,7 +48,15 @@ from ...transport.block.block import DELAYED
 from ...transport.checksum import crc32c
 from .. import documents
 from ..environment import DATA_NAME, Environment
-from ..errors import Damaged, DiskFull, ForeignDirectory, NotHere, StoreFailed, is_full
+from ..errors import (
+    Damaged,
+    DiskFull,
+    ForeignDirectory,
+    NewerVersion,
+    NotHere,
+    StoreFailed,
+    is_full,
+)
 from ..files import TEMPORARY_SUFFIX, Files
 from ..lmdb_pages import PageReader, RowTree
 from ..log.log import Log
@@ -215,6 +223,9 @@ def _open(
     _mark(files, path, "open")
     try:
         store = DelayedStore(path, uuid)
+    except NewerVersion as error:
+        _mark(files, path, "")  # so that no later start takes this for damage
+        raise error.at(path) from error
     except Damaged as error:
         return None, str(error)
     used = store.progress.commits
