@@ -48,19 +48,25 @@ class ForeignDirectory(StorageError):
 
 
 class NewerVersion(ForeignDirectory):
-    """A newer version has written this. It is not damaged, and nothing may change it."""
+    """A newer version has written this. It is not damaged, and nothing may change it.
+
+    `path` is the file, or "" if only a caller knows it.
+    """
+
+    def __init__(self, text: str, path: str = "") -> None:
+        super().__init__(f"{path}: {text}" if path else text)
+        self.path = path
+        self.text = text
 
     def at(self, path: str) -> NewerVersion:
         """Return the same error with the path of the file."""
-        return NewerVersion(f"{path}: {self}")
+        return NewerVersion(self.text, path)
 
 
-def newer(what: str, version: object, known: int) -> NewerVersion:
+def newer(what: str, version: object, known: int, path: str = "") -> NewerVersion:
     """Return the error of a reader that knows only the version `known`."""
-    return NewerVersion(
-        f"{what} has format version {version}, and this zsq reads only version {known}; use a "
-        "newer zsq"
-    )
+    text = f"{what} has format version {version}, and this zsq reads only version {known}"
+    return NewerVersion(f"{text}; use a newer zsq", path)
 
 
 class DiskFull(StorageError):

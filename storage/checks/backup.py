@@ -145,7 +145,7 @@ def decode_manifest(raw: bytes, path: str) -> Manifest:
         if not isinstance(data, dict) or data.pop("backup", "") != "zsq":
             raise ForeignDirectory(f"{path} is not the manifest of a zsq backup")
         if (version := data.pop("version", None)) != VERSION:
-            raise newer(path, version, VERSION)
+            raise newer("the manifest", version, VERSION, path)
         if data.pop("checksum", "") != _checksum(data):
             raise Damaged(f"{path} is damaged: its checksum does not match")
         files = [

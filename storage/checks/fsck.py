@@ -592,8 +592,9 @@ def check_topic(
             report = _TopicCheck(files, directory, identity, now_ns).run()
         except NewerVersion as error:
             # What else is wrong may be so only for a reader that does not know the new format.
-            why = f"{error}; nothing else of this topic is checked or repaired"
-            return TopicReport(identity.name, directory, [Finding(DAMAGE, directory, why)])
+            why = f"{error.text}; nothing else of this topic is checked or repaired"
+            finding = Finding(DAMAGE, error.path or directory, why)
+            return TopicReport(identity.name, directory, [finding])
         if repair:
             for finding in report.findings:
                 _mend(finding)
@@ -715,8 +716,6 @@ class _TopicCheck:
         try:
             if uuid_of(path) != self._identity.uuid_bytes:
                 self._add(DAMAGE, DELAYED_NAME, "it holds the delayed messages of another topic")
-        except NewerVersion as error:
-            raise error.at(path) from error
         except StorageError as error:
             self._add(DAMAGE, DELAYED_NAME, str(error))
 

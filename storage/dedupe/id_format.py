@@ -82,7 +82,10 @@ def encode_file_head(bits: int, uuid: bytes, number: int) -> bytes:
 
 
 def decode_file_head(data: bytes, uuid: bytes, number: int) -> int:
-    """Return the bits of the file's table. Raises `Damaged` if it is not this file, or `NewerVersion`."""
+    """Return the bits of the file's table.
+
+    Raises `Damaged` if it is not this file, or `NewerVersion`.
+    """
     head = data[: _FILE.size]
     if len(data) < ENTRY_BYTES or _CRC.unpack_from(data, _FILE.size)[0] != crc32c(head):
         raise Damaged("the head of a file with ids is damaged")

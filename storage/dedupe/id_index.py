@@ -317,8 +317,8 @@ class IdIndex:
     def load(self, log_end: int) -> list[str]:
         """Read the files. Return what is wrong with them, as sentences.
 
-        Raises `NewerVersion`, and changes nothing. Batches beyond the log's end are cut off: their messages were lost in a power cut, which the
-        sync modes `interval` and `never` allow.
+        Raises `NewerVersion`, and then changes nothing. Batches beyond the log's end are cut off:
+        their messages were lost in a power cut, which the sync modes `interval` and `never` allow.
         """
         files, folder = self._files, self._folder
         if not files.exists(folder):

@@ -489,12 +489,15 @@ def _keep_bad(files: Files, directory: str, key: bytes, value: bytes, why: str) 
 def check_delayed(path: str) -> list[str]:
     """Return the defects of an environment of delayed messages as sentences.
 
-    No process may have it open for writing.
+    No process may have it open for writing. Raises `NewerVersion`.
     """
     verdict = examine(path)
     if verdict.findings or not verdict.finished:
         return verdict.findings
-    defects, commits = counted(path)
+    try:
+        defects, commits = counted(path)
+    except NewerVersion as error:
+        raise error.at(path) from error
     noted = noted_progress(Files(), path).commits
     if commits < noted:
         defects.append(f"{path} has {commits} commits, but {noted} were recorded")

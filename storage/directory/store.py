@@ -480,7 +480,7 @@ def read_identity(files: Files, directory: str) -> TopicIdentity | None:
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     if identity is None:
-        raise newer(path, version, VERSION)
+        raise newer("the file", version, VERSION, path)
     return identity
 
 

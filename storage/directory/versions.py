@@ -2,9 +2,10 @@
 
 A reader refuses a version that it does not know. But some files are read late in a start, when the
 state store has been committed already, and some are caches or evidence, which a start makes again.
-So all heads that a few bytes prove are read first. Damaged heads are left to the readers, and so are
-the state store, its snapshot and the delayed messages, which only their own recovery may read. Of the chunks only the last one is
-read: a topic may have thousands, and a version that writes new chunks writes the last one, too.
+So all heads that a few bytes prove are read first. Damaged heads are left to the readers. So are
+the state store, its snapshot and the delayed messages, which only their own recovery may read. Of
+the chunks only the last one is read: a topic may have thousands, and a version that writes new
+chunks writes the last one, too.
 """
 
 from __future__ import annotations
@@ -52,4 +53,8 @@ def _heads(files: Files, directory: str) -> Iterator[tuple[str, int, Check]]:
     if id_format.FOLDER_NAME in names:
         for one in files.list(f"{directory}/{id_format.FOLDER_NAME}"):
             if id_format.parse_name(one) is not None:
-                yield f"{id_format.FOLDER_NAME}/{one}", id_format.ENTRY_BYTES, id_format.check_version
+                yield (
+                    f"{id_format.FOLDER_NAME}/{one}",
+                    id_format.ENTRY_BYTES,
+                    id_format.check_version,
+                )

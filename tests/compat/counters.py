@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from support.broker import Broker
-from zsq.actors.statistics.schema import COUNTERS
 
 import zsq
+from zsq.actors.statistics.schema import COUNTERS
 
 
 def channels(broker: Broker) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
     cd tests && PYTHONPATH=. ../.venv/bin/python -m compat.make_fixtures
 
-It writes `fixtures/zsq-VERSION/`, and replaces what is there. It takes about a minute, and needs GNU
-tar, which keeps the holes of sparse files.
+It writes `fixtures/zsq-VERSION/`, and replaces what is there. It takes about a minute, and needs
+GNU tar, which keeps the holes of sparse files.
 
 * `data.tar.xz`: a data directory (`subjects.py`, `scars.py`), the access file and the configuration
   of its broker, and a backup of it.
 * `bucket.tar.xz`: the bucket of a broker whose log files have left the disk, which a standby has
   taken over. `standby/` is the directory of the standby before that, and `first/` is that of the
   former primary: it has set aside what it had not shipped.
-* `cluster.tar.xz`: two brokers and their buckets, with a topic of two parts, one of which was moved.
+* `cluster.tar.xz`: two brokers and their buckets, with a topic of two parts. One of them was moved.
 * `expected.json`: what must be found.
 """
 
@@ -28,11 +28,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import zsq
 from support.broker import Broker, wait_for
 from support.cluster import running
 from support.standby_pair import TOPIC, Pair
 from support.zsq_command import run_text
+
+import zsq
 from zsq.actors.security.access import token_hash
 
 from . import counters, scars
@@ -98,7 +99,6 @@ def make_data(folder: Path) -> dict[str, Any]:
         facts["scars"] = scars.facts(second)
         facts["channels"] = counters.channels(second)
         _run("backup", second.data_dir, folder / "backup")
-        time.sleep(1)  # for notes that are written once a second
         assert second.stop() == 0
     (folder / "data" / "reserve").unlink()
     return facts
@@ -163,7 +163,16 @@ def make_cluster(folder: Path) -> dict[str, Any]:
 
 
 def _pack(folder: Path, names: list[str], target: Path) -> None:
-    command = ["tar", "-S", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "-C", str(folder)]
+    command = [
+        "tar",
+        "-S",
+        "--sort=name",
+        "--owner=0",
+        "--group=0",
+        "--numeric-owner",
+        "-C",
+        str(folder),
+    ]
     target.unlink(missing_ok=True)
     environment = {**os.environ, "XZ_OPT": "-9e"}
     subprocess.run([*command, "-cJf", str(target), *names], check=True, env=environment)

@@ -91,7 +91,9 @@ def scar(data_dir: Path) -> None:
 def folder_of(data_dir: Path, topic: str) -> Path:
     """Return the folder of a topic."""
     text = f'"name": "{topic}"'.encode()
-    (folder,) = (path.parent for path in data_dir.glob("topics/*/topic") if text in path.read_bytes())
+    (folder,) = (
+        path.parent for path in data_dir.glob("topics/*/topic") if text in path.read_bytes()
+    )
     return folder
 
 

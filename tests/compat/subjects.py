@@ -1,8 +1,8 @@
-"""What the fixture of a data directory holds, topic by topic: each subject has a function that makes
-it at a broker, and one that checks it at a later version.
+"""What the fixture of a data directory holds, topic by topic: each subject has a function that
+makes it at a broker, and one that checks it at a later version.
 
-`make_fixtures.py` calls the first ones and stores what they return. `test_older.py` calls the second
-ones with that. They use the public API, except where only bytes on the wire show what is stored.
+`make_fixtures.py` calls the first ones and stores what they return. `test_older.py` calls the
+second ones with that. They use the public API, except where only the wire shows what is stored.
 
 The clock of the broker that opens a fixture says that a minute has passed since it was made
 (`opened.py`). So nothing becomes due or too old, in whichever year the tests run.
@@ -76,7 +76,9 @@ def bodies_of(broker: Broker, topic: str) -> list[bytes]:
         offset, end = reader.head()
         while offset < end:
             fetched = reader.read(offset)
-            found += [bytes(body or b"") for block in fetched.blocks for body in block.body.values()]
+            found += [
+                bytes(body or b"") for block in fetched.blocks for body in block.body.values()
+            ]
             offset = fetched.next_offset
         return found
 
@@ -204,14 +206,21 @@ def check_urgent(broker: Broker, facts: Facts) -> None:
     with zsq.Consumer("urgent", "levels", url=broker.ipc, ready=1, priorities=3) as consumer:
         numbers = [int(body) for body in finish_all(consumer, len(left))]
     for level in range(3):  # the first deliveries need not wait until all of the backlog is read
-        assert [number for number in numbers if number % 3 == level] == [number for number in left if number % 3 == level]
+        assert [number for number in numbers if number % 3 == level] == [
+            number for number in left if number % 3 == level
+        ]
 
 
 def make_fair(broker: Broker) -> Facts:
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel(
-            "fair", "turns", fair_by="key", fair_weights="0=2", max_in_flight_per_key=2, max_rate_per_key=1_000.0
-        )  # fmt: skip
+            "fair",
+            "turns",
+            fair_by="key",
+            fair_weights="0=2",
+            max_in_flight_per_key=2,
+            max_rate_per_key=1_000.0,
+        )
         for key in range(10):
             bodies = [b"%d-%d" % (key, number) for number in range(20)]
             producer.publish_many("fair", bodies, key=b"%d" % key)
@@ -247,7 +256,9 @@ def make_put_off(broker: Broker) -> Facts:
         admin.create_channel(
             "put-off", "again", max_attempts=9, backoff_curve="30d,60d", backoff_jitter=10
         )
-        admin.create_channel("put-off", "curved", backoff_s=5.0, backoff_max_s=50.0, backoff_curve="linear")
+        admin.create_channel(
+            "put-off", "curved", backoff_s=5.0, backoff_max_s=50.0, backoff_curve="linear"
+        )
         producer.publish_many("put-off", [b"%d" % number for number in range(5)])
         with zsq.Consumer("put-off", "again", url=broker.ipc) as consumer:
             messages = [*received(consumer, 5)]
@@ -265,7 +276,9 @@ def make_put_off(broker: Broker) -> Facts:
 def _put_off(broker: Broker) -> list[list[int]]:
     with zsq.Admin(broker.ipc) as admin:
         peek = admin.peek("put-off", "again")
-    return [[one.offset, one.attempts, one.due_ns] for one in peek.messages if one.state == "deferred"]
+    return [
+        [one.offset, one.attempts, one.due_ns] for one in peek.messages if one.state == "deferred"
+    ]
 
 
 def check_put_off(broker: Broker, facts: Facts) -> None:
@@ -278,7 +291,9 @@ def check_put_off(broker: Broker, facts: Facts) -> None:
 
 def make_dead(broker: Broker) -> Facts:
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
-        admin.create_channel("dead", "work", max_attempts=2, backoff_s=0.0, dead_letter_expired=True)
+        admin.create_channel(
+            "dead", "work", max_attempts=2, backoff_s=0.0, dead_letter_expired=True
+        )
         producer.publish_many("dead", [b"rejected", b"tried"], keys=[b"r", b"t"])
         with zsq.Consumer("dead", "work", url=broker.ipc) as consumer:
             for message in received(consumer, 3):
@@ -339,12 +354,18 @@ def make_delayed(broker: Broker) -> Facts:
         cancelled = receipts[7].key
         assert cancelled is not None
         assert admin.delayed_cancel("delayed", [cancelled]) == [True]
-        return [[one["key"], one["body"].decode(), one["due_ns"]] for one in admin.delayed_list("delayed")]
+        return [
+            [one["key"], one["body"].decode(), one["due_ns"]]
+            for one in admin.delayed_list("delayed")
+        ]
 
 
 def check_delayed(broker: Broker, facts: Facts) -> None:
     with zsq.Admin(broker.ipc) as admin:
-        rows = [[one["key"], one["body"].decode(), one["due_ns"]] for one in admin.delayed_list("delayed")]
+        rows = [
+            [one["key"], one["body"].decode(), one["due_ns"]]
+            for one in admin.delayed_list("delayed")
+        ]
         assert rows == facts
         count = admin.delayed_count("delayed")
     assert (count["messages"], count["lost"]) == (19, 0)
@@ -369,7 +390,12 @@ def check_ids(broker: Broker, facts: Facts) -> None:
             producer.publish("ids", b"again", dedupe_id=one)
             for one in ("id-0", f"id-{IDS - 1}", "later", "new")
         ]
-    assert [(one.duplicate, one.offset) for one in again] == [(True, 0), (True, IDS - 1), (True, -1), (False, IDS)]
+    assert [(one.duplicate, one.offset) for one in again] == [
+        (True, 0),
+        (True, IDS - 1),
+        (True, -1),
+        (False, IDS),
+    ]
 
 
 def make_unique(broker: Broker) -> Facts:
@@ -587,14 +613,25 @@ def check_parts(broker: Broker, facts: Facts) -> None:
             found[message.part] = found.get(message.part, 0) + 1
             message.finish()
         consumer.flush()
-    counts = {part: sum(row[1] for row in rows) for part, rows in groupby(facts, lambda row: row[0])}
+    counts = {
+        part: sum(row[1] for row in rows) for part, rows in groupby(facts, lambda row: row[0])
+    }
     assert found == counts
 
 
 def make_schedules(broker: Broker) -> Facts:
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic("schedules")
-        admin.schedule_add("schedules", "rare", "0 0 29 2 *", b"leap", key="k", headers={"n": 1}, timezone="Europe/Berlin", missed="all")
+        admin.schedule_add(
+            "schedules",
+            "rare",
+            "0 0 29 2 *",
+            b"leap",
+            key="k",
+            headers={"n": 1},
+            timezone="Europe/Berlin",
+            missed="all",
+        )
         admin.schedule_add("schedules", "paused", "0 0 29 2 *", b"x", unique="while working")
         wait_for(lambda: all(row["state"] == "waiting" for row in admin.schedule_list("schedules")))
         admin.schedule_pause("schedules", "paused")
@@ -603,7 +640,17 @@ def make_schedules(broker: Broker) -> Facts:
 
 
 def _schedules(broker: Broker) -> list[list[object]]:
-    names = ("name", "cron", "timezone", "policy", "unique", "state", "next_due_ns", "last_due_ns", "body_bytes")
+    names = (
+        "name",
+        "cron",
+        "timezone",
+        "policy",
+        "unique",
+        "state",
+        "next_due_ns",
+        "last_due_ns",
+        "body_bytes",
+    )
     with zsq.Admin(broker.ipc) as admin:
         rows = [dict(row) for row in admin.schedule_list("schedules")]
     return [[row[name] for name in names] for row in rows]

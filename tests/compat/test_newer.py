@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,17 +24,25 @@ import zsq
 from tests.compat import scars
 from tests.compat.opened import VERSIONS, clock_of, unpack
 from tests.compat.scars import folder_of
+from zsq.actors.supervisor.data_dir import check_data_dir
 from zsq.actors.supervisor.topics.registry_format import checksum
+from zsq.storage.files import Files
 from zsq.storage.rows import META, unwrap, wrap
 from zsq.transport.checksum import crc32c
 from zsq.transport.wire.codec import pack_value, unpack_value
 
 VERSION: Final = VERSIONS[-1]
 NEWER: Final = 9
-HEAD_BYTES: Final[Mapping[bytes, int]] = {b"ZSQC": 64, b"ZSQU": 32, b"ZSQA": 32, b"ZSQT": 32, b"ZSQI": 32}
+HEAD_BYTES: Final[Mapping[bytes, int]] = {
+    b"ZSQC": 64,
+    b"ZSQU": 32,
+    b"ZSQA": 32,
+    b"ZSQT": 32,
+    b"ZSQI": 32,
+}
 # Files that are locked, or that are written at each start: they say who uses the folder, and how
 # often it was started.
-OWN_FILES: Final = {"lock", "lock.mdb", "state.starts"}
+OWN_FILES: Final = {"lock", "lock.mdb", "backup.lock", "state.starts"}
 
 Raise = Callable[[Path], None]
 
@@ -66,7 +75,7 @@ def raise_bad(path: Path) -> None:
 def raise_meta(folder: Path) -> None:
     """Raise the version of an LMDB environment."""
     with lmdb.open(str(folder), max_dbs=0) as environment, environment.begin(write=True) as txn:
-        row = unpack_value(unwrap(META, bytes(txn.get(META))))
+        row = unpack_value(unwrap(META, bytes(txn.get(META) or b"")))
         assert isinstance(row, dict)
         txn.put(META, wrap(META, pack_value(row | {"version": NEWER})))
     (folder / "lock.mdb").unlink(missing_ok=True)
@@ -81,7 +90,9 @@ def raise_json(path: Path, digest: Callable[[dict[str, Any]], str]) -> None:
 def hashes(folder: Path) -> dict[str, str]:
     """Return the digest of each file below the folder, and the names of the folders."""
     return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else ""
         for path in sorted(folder.rglob("*"))
         if path.name not in OWN_FILES and not path.is_socket()
     }
@@ -137,10 +148,12 @@ def test_a_topic_with_a_newer_file_does_not_start_and_is_not_changed(copy: Path)
         with broker, zsq.Admin(broker.ipc) as admin:
 
             def healths() -> dict[str, str]:
-                rows = admin.stats()["topics"]  # noqa: B023
-                return {row["topic_name"]: row["health"] for row in rows if row["topic_name"] in FILES}
+                rows = admin.stats()["topics"]
+                return {
+                    row["topic_name"]: row["health"] for row in rows if row["topic_name"] in FILES
+                }
 
-            wait_for(lambda: len(healths()) == len(FILES) and "OK" not in healths().values())  # noqa: B023
+            wait_for(lambda: len(healths()) == len(FILES) and "OK" not in healths().values())
             for topic, health in healths().items():
                 assert f"version {NEWER}" in health, (topic, health)
                 assert "use a newer zsq" in health, (topic, health)
@@ -154,12 +167,12 @@ def test_a_topic_with_a_newer_file_does_not_start_and_is_not_changed(copy: Path)
 def test_a_repair_does_not_change_what_is_newer(copy: Path) -> None:
     folders = {topic: folder_of(copy / "data", topic) for topic in FILES}
     before = {topic: hashes(folder) for topic, folder in folders.items()}
-    done = run_text("fsck", copy / "data", "--repair")
-    assert done.returncode == 1
     for topic, folder in folders.items():
-        (line,) = (line for line in done.stdout.splitlines() if f"topics/{folder.name}:" in line)
-        assert f"version {NEWER}" in line, (topic, line)
-        assert f"{folder}/{FILES[topic][0]}"[:len(str(folder))] in line, (topic, line)
+        _, (report,) = check_data_dir(Files(), copy / "data", topic, time.time_ns(), repair=True)
+        (finding,) = report.damaged
+        assert f"version {NEWER}" in finding.text, finding
+        assert finding.path.startswith(f"{folder}/"), finding
+        assert FILES[topic][0] in finding.path, finding
     assert {topic: hashes(folder) for topic, folder in folders.items()} == before
 
 
@@ -183,9 +196,12 @@ def test_a_broker_with_a_newer_registry_ends_and_changes_nothing(tmp_path: Path)
     raise_json(registry, checksum)
     before = hashes(folder / "data")
     said = refused_start(Broker(folder / "data"))
-    assert f"{registry} has format version {NEWER}" in said
+    assert f"{registry}: the registry has format version {NEWER}" in said
     assert "use a newer zsq" in said
-    for command in (("fsck", folder / "data", "--repair"), ("backup", folder / "data", tmp_path / "copy")):
+    for command in (
+        ("fsck", folder / "data", "--repair"),
+        ("backup", folder / "data", tmp_path / "copy"),
+    ):
         done = run_text(*command)
         assert done.returncode == 1
         assert f"version {NEWER}" in done.stdout + done.stderr
@@ -222,12 +238,12 @@ def test_a_key_of_a_newer_version_is_refused_by_name(tmp_path: Path, file: str) 
 
 def test_a_newer_backup_is_refused(tmp_path: Path) -> None:
     folder = unpack(VERSION, "data", tmp_path)
-    path = folder / "backup" / "backup.json"
+    path = folder / "backup" / "manifest.json"
     row = json.loads(path.read_text()) | {"version": NEWER}
     path.write_text(json.dumps(row))
     done = run_text("restore", folder / "backup", folder / "restored")
-    assert done.returncode == 1
-    assert f"{path} has format version {NEWER}" in done.stderr
+    assert done.returncode == 2
+    assert f"{path}: the manifest has format version {NEWER}" in done.stderr
     assert not (folder / "restored").exists()
 
 
@@ -242,7 +258,7 @@ OBJECTS: Final[Mapping[str, tuple[Callable[[Path], Path], Raise]]] = {
     "identity": (_of("bucket/broker.json"), raise_line),
     "tick": (_of("bucket/log/*"), raise_head),
     "manifest": (_of("bucket/manifest/*/*"), raise_line),
-    "index": (_of("bucket/chunk/*/*.index"), raise_head),
+    "index": (_of("bucket/chunk/*/*0401.*.index"), raise_head),
 }
 
 
@@ -269,7 +285,8 @@ def test_a_standby_does_not_follow_a_newer_log(tmp_path: Path) -> None:
     folder = unpack(VERSION, "bucket", tmp_path)
     path = _of("bucket/log/*")(folder)
     raise_head(path)
-    before = hashes(folder / "bucket"), hashes(folder / "standby")
+    before = hashes(folder / "bucket")
+    identity = (folder / "standby" / "standby.json").read_bytes()
     broker = Broker(folder / "standby", "--bucket", f"file://{folder}/bucket", "--patience", "2s")
     broker.command = "standby"
     try:
@@ -277,7 +294,9 @@ def test_a_standby_does_not_follow_a_newer_log(tmp_path: Path) -> None:
         broker.wait_said(f"the tick has format version {NEWER}")
     finally:
         broker.close()
-    assert (hashes(folder / "bucket"), hashes(folder / "standby")) == before
+    assert hashes(folder / "bucket") == before
+    # Its copy is one of the bucket, and each start of a standby makes it again.
+    assert (folder / "standby" / "standby.json").read_bytes() == identity
 
 
 def test_a_newer_identity_of_a_copy_is_refused(tmp_path: Path) -> None:
@@ -285,7 +304,9 @@ def test_a_newer_identity_of_a_copy_is_refused(tmp_path: Path) -> None:
     for name, path in (("standby", "standby.json"), ("first", "shipping.json")):
         raise_line(folder / name / path)
         before = hashes(folder / name), hashes(folder / "bucket")
-        said = refused_start(Broker(folder / name, "--bucket", f"file://{folder}/bucket"))
+        broker = Broker(folder / name, "--bucket", f"file://{folder}/bucket")
+        broker.command = "standby"
+        said = refused_start(broker)
         assert f"version {NEWER}" in said
         assert str(folder / name / path) in said
         assert (hashes(folder / name), hashes(folder / "bucket")) == before

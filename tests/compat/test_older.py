@@ -23,7 +23,15 @@ from tests.compat.subjects import SUBJECTS, Subject, bodies_of, digest_of, finis
 
 FORMAT: Final = Path(__file__).parents[2] / "storage" / "FORMAT.md"
 # Names that exist only while a step is carried out, and are finished or removed by the next start.
-MOMENTARY: Final = {"state.tmp", "delayed.tmp", "delayed.rescue", "delayed.ready", "delayed.attempt", "backup/", "backup.tmp/"}
+MOMENTARY: Final = {
+    "state.tmp",
+    "delayed.tmp",
+    "delayed.rescue",
+    "delayed.ready",
+    "delayed.attempt",
+    "backup/",
+    "backup.tmp/",
+}
 
 
 class Opened(NamedTuple):
@@ -33,7 +41,9 @@ class Opened(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
-def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+def opened(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Opened]:
     folder = unpack(request.param, "data", tmp_path_factory.mktemp("older"))
     broker = Broker(folder / "data", "--config", str(folder / "zsq.toml"), http=True)
     broker.environment.update(clock_of(request.param, folder))
@@ -65,7 +75,9 @@ def test_a_backup_of_an_older_version_can_be_restored(version: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_broker_is_restored_from_the_bucket_of_an_older_version(version: str, tmp_path: Path) -> None:
+def test_a_broker_is_restored_from_the_bucket_of_an_older_version(
+    version: str, tmp_path: Path
+) -> None:
     folder, facts = unpack(version, "bucket", tmp_path), expected_of(version)["bucket"]
     url = f"file://{folder}/bucket"
     checked = run_text("fsck", url)
@@ -91,7 +103,8 @@ def test_a_cluster_of_an_older_version_goes_on(version: str, tmp_path: Path) -> 
     folder, facts = unpack(version, "cluster", tmp_path), expected_of(version)["cluster"]
     place = f"file://{folder}/bucket"
     one, two = (
-        Broker(folder / name, "--bucket", f"{place}/{name}", "--cluster", place) for name in ("one", "two")
+        Broker(folder / name, "--bucket", f"{place}/{name}", "--cluster", place)
+        for name in ("one", "two")
     )
     for broker in (one, two):
         broker.environment.update(clock_of(version, folder))
@@ -110,10 +123,16 @@ def test_a_cluster_of_an_older_version_goes_on(version: str, tmp_path: Path) -> 
 def test_each_kind_of_file_is_in_a_fixture(version: str) -> None:
     """The table at the top of FORMAT.md has all names in the directory of a topic."""
     table = FORMAT.read_text().split("\n\n| name | what |\n|---|---|\n")[1].split("\n\n")[0]
-    named = {name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    named = {
+        name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])
+    }
     with tarfile.open(FIXTURES / version / "data.tar.xz") as archive:
-        stored = [name.split("/", 3)[-1] for name in archive.getnames() if name.startswith("data/topics/")]
-    missing = {name for name in named if not any(re.fullmatch(_pattern(name), one) for one in stored)}
+        stored = [
+            name.split("/", 3)[-1] for name in archive.getnames() if name.startswith("data/topics/")
+        ]
+    missing = {
+        name for name in named if not any(re.fullmatch(_pattern(name), one) for one in stored)
+    }
     assert missing == MOMENTARY & named
 
 
