@@ -59,8 +59,8 @@ class NewerVersion(ForeignDirectory):
         self.text = text
 
     def at(self, path: str) -> NewerVersion:
-        """Return the same error with the path of the file."""
-        return NewerVersion(self.text, path)
+        """Return the same error with the path of the file, unless it has one."""
+        return self if self.path else NewerVersion(self.text, path)
 
 
 def newer(what: str, version: object, known: int, path: str = "") -> NewerVersion:

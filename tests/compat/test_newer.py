@@ -26,6 +26,8 @@ from tests.compat.opened import VERSIONS, clock_of, unpack
 from tests.compat.scars import folder_of
 from zsq.actors.supervisor.data_dir import check_data_dir
 from zsq.actors.supervisor.topics.registry_format import checksum
+from zsq.storage.directory.store import StoreOptions, open_store, read_identity
+from zsq.storage.errors import NewerVersion
 from zsq.storage.files import Files
 from zsq.storage.rows import META, unwrap, wrap
 from zsq.transport.checksum import crc32c
@@ -116,6 +118,7 @@ FILES: Final[Mapping[str, tuple[str, Raise]]] = {
     "ordered": ("topic", lambda folder: raise_line(folder / "topic")),
     "urgent": ("state", lambda folder: raise_meta(folder / "state")),
     "fair": ("state.snapshot", _snapshot),
+    "limited": ("state.snapshot", lambda folder: raise_line(folder / "state.snapshot")),
     "delayed": ("delayed", lambda folder: raise_meta(folder / "delayed")),
     "ids": (".ids", lambda folder: raise_head(folder / "ids" / "00000001.ids")),
     "staged": (".part", lambda folder: raise_head(_last(folder, "staging/*.part"))),
@@ -174,6 +177,21 @@ def test_a_repair_does_not_change_what_is_newer(copy: Path) -> None:
         assert finding.path.startswith(f"{folder}/"), finding
         assert FILES[topic][0] in finding.path, finding
     assert {topic: hashes(folder) for topic, folder in folders.items()} == before
+
+
+def test_a_newer_state_store_is_never_taken_for_damage(data: Path, tmp_path: Path) -> None:
+    """After some starts that failed, a start examines the store, whose rows may be newer too."""
+    folder = tmp_path / "topic"
+    shutil.copytree(folder_of(data / "data", "urgent"), folder)
+    with lmdb.open(str(folder / "state")) as environment, environment.begin(write=True) as txn:
+        txn.put(b"newer", b"a row of another form")
+    identity = read_identity(Files(), str(folder))
+    assert identity is not None
+    before = hashes(folder)
+    for _ in range(8):
+        with pytest.raises(NewerVersion, match=f"{folder}/state: .* version {NEWER}"):
+            open_store(Files(), str(folder), StoreOptions(), identity)
+    assert hashes(folder) == before
 
 
 # The files of the broker.
