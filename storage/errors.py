@@ -60,7 +60,7 @@ class NewerVersion(ForeignDirectory):
 
     def at(self, path: str) -> NewerVersion:
         """Return the same error with the path of the file, unless it has one."""
-        return self if self.path else NewerVersion(self.text, path)
+        return NewerVersion(self.text, self.path or path)
 
 
 def newer(what: str, version: object, known: int, path: str = "") -> NewerVersion:
