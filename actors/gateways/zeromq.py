@@ -1,8 +1,8 @@
 """ZeroMQ gateway: forwards the links of remote clients to the actors without reading blocks.
 
 A link begins with Open. The gateway forwards later protocol messages unchanged and adds the
-client's routing id to the envelope, so that the actors can tell clients apart. It checks the
-opcode (one byte of the control frame) and forwards only the protocol messages that a client may
+client's routing id to the envelope, so that the actors can tell clients apart. It checks the opcode
+(the first value of the control frame) and forwards only the protocol messages that a client may
 send. Clients cannot send the actors' internal protocol messages. The reply to an Open of a topic
 with parts is a Spread, and no link begins: the client opens links to the parts, at the brokers that
 have them.
@@ -45,7 +45,7 @@ from ...transport.names import part_of
 from ...transport.wire import protocol as p
 from ...transport.wire.actions import Action
 from ...transport.wire.address import read_run_id
-from ...transport.wire.codec import decode, encode
+from ...transport.wire.codec import decode, encode, opcode
 from ...transport.wire.sockets import bytes_moved, descriptor_of
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.link_ends import LinkEnds
@@ -265,8 +265,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             client = frames[0].bytes
             if len(frames) < 3 or len(frames) > p.FRAMES_MAX or len(frames[1]):
                 continue
-            control = frames[2].buffer
-            op = control[1] if len(control) > 1 else 0
+            op = opcode(frames[2].buffer)
             link, key = self.links.get(client), self.doors.key(frames[2])
             if link is not None and (link.key != key or op == p.Open.op):
                 # Only an Open can begin a new link under this routing id.

@@ -1,6 +1,6 @@
 """Ordering: a topic's order of arrival, producers' sequences, and pending appends. No I/O.
 
-Rules (see "Publish" in `docs/design.md`):
+Rules (see step 6 in `docs/architecture.md`):
 
 * The topic accepts exactly the next sequence of each producer. A repeated block that is stored gets
   the same answer as the first time. A repeated block that is pending waits for the first one. Any

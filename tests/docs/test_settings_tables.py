@@ -1,4 +1,5 @@
-"""Tests that the tables of settings in docs/channels.md and docs/retention.md agree with the code.
+"""Tests that the tables of settings in docs/channel-reference.md and docs/retention.md agree with
+the code.
 
 Run this file to write them again: python tests/docs/test_settings_tables.py
 """
@@ -15,7 +16,7 @@ from zsq.transport.durations import spelled
 from zsq.transport.settings import CHANNEL, TOPIC, Kind, Setting
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
-TABLES: Final = {"channels.md": CHANNEL, "retention.md": TOPIC}
+TABLES: Final = {"channel-reference.md": CHANNEL, "retention.md": TOPIC}
 HEAD: Final = "| setting | option | default | meaning |\n|---|---|---|---|\n"
 TABLE: Final = re.compile(re.escape(HEAD) + r"(?:\|.*\n)+")
 

@@ -118,9 +118,15 @@ def test_a_batch_goes_on_over_a_restart_of_the_broker(own_broker: Broker) -> Non
     assert began.wait(WAIT_S)
     own_broker.stop()
     own_broker.start()
-    go_on.set()
-    wait_for(lambda: len(set(handled)) == 100, what="all messages")
     with zsq.Admin(own_broker.ipc) as admin:
+
+        def in_flight() -> int:
+            (topic,) = admin.stats()["topics"]
+            return sum(channel["in_flight_count"] for channel in topic["channels"])
+
+        wait_for(lambda: in_flight() > 0, what="the same messages, which come again")
+        go_on.set()
+        wait_for(lambda: len(set(handled)) == 100, what="all messages")
         wait_for(lambda: admin.unfinished("t", "c") == 0, what="their finishes")
     consumer.close()
     thread.join(WAIT_S)

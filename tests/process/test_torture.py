@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.torture.kills import SHARES
+from support.torture.disk import ImageDisk, missing
+from support.torture.kills import POWER, SHARES
 from support.torture.run import Torture, memory_folder
 
 CYCLES = 30
+POWER_CUTS = 3
 SEED = 6
 
 
@@ -38,3 +40,23 @@ def test_thirty_kills_lose_no_acknowledged_message(tmp_path: Path, memory: Path)
         "publishes and finishes must be on their way when processes are killed"
     )
     print(f"{CYCLES} kills, {torture.totals['acknowledged']:,} messages acknowledged, 0 lost")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(missing("ext4")), reason=missing("ext4"))
+def test_power_cuts_of_a_real_file_system_lose_no_acknowledged_message(
+    tmp_path: Path, memory: Path
+) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    disk = ImageDisk(memory, folder, "ext4")
+    try:
+        disk.begin()
+        torture = Torture(folder, memory, POWER_CUTS, SEED, [POWER], disk)
+        torture.run()
+    finally:
+        disk.end()
+    assert torture.done == {POWER: POWER_CUTS}
+    assert torture.totals["lost"] == 0
+    assert torture.totals["acknowledged"] > POWER_CUTS * 2_000

@@ -129,7 +129,7 @@ class FakeBroker:
         if topic is not None:
             self._check(topic)
         return {
-            "version": "0.1.0",
+            "version": "1.0.0",
             "uuid": "u",
             "start_time": 1_700_000_000,
             "health": "OK",

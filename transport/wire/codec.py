@@ -39,6 +39,8 @@ NESTED_MAX: Final = 32  # the most levels of lists and maps in a protocol messag
 # The most lists and maps in a value of a database, a file or an object.
 VALUE_CONTAINERS_MAX: Final = 1_000_000
 _SMALL_BYTES: Final = 1024
+_UINT8: Final = 0xCC  # the first byte of such a number in msgpack
+_UINT16: Final = 0xCD
 # Each list and each map begins with one of these bytes.
 _NESTING: Final = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 # The control frames of these messages have at most OPTIONS_BYTES_MAX bytes.
@@ -105,6 +107,25 @@ _BARE: Final = {
 }
 
 
+def opcode(frame: Any) -> int:
+    """Return the opcode of a control frame without unpacking it, or 0 if it has none.
+
+    It is read only as `encode` packs it: an array of at most 15 values whose first one is a
+    positive fixint (below 128), uint8 or uint16 in its shortest form. `decode` would accept a
+    longer form of a small number, too, and then a gateway could take one message for another.
+    """
+    head = bytes(frame[:4])
+    if len(head) < 2 or head[0] & 0xF0 != 0x90:
+        return 0
+    if head[1] < 0x80:
+        return head[1]
+    if head[1] == _UINT8 and len(head) > 2 and head[2] > 0x7F:
+        return head[2]
+    if head[1] == _UINT16 and len(head) > 3 and head[2]:
+        return head[2] << 8 | head[3]
+    return 0
+
+
 def decode(frame: Any) -> Wire:
     """Return the message of a control frame.
 
@@ -160,8 +181,8 @@ def _check_large(frame: Any) -> None:
 
     It is refused if it is a message with options, or if `encode` would pack it differently.
     """
-    first, op = bytes(frame[:2])
-    if first & 0xF0 != 0x90 or op & 0x80:
+    op = opcode(frame)
+    if not op:
         raise UsageError(E_BAD_COMMAND, f"unknown command of {len(frame)} bytes")
     if op in _ASKING_OPS:
         raise _too_large(WORDS[op].__name__, len(frame))

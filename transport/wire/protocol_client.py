@@ -240,12 +240,12 @@ class Lookup(Wire):
     "channel": endpoint or "", "uuid": str, "node": int, "epoch": int}. Each takeover begins a new
     epoch. It is missing if the broker has no bucket, or does not know it yet.
 
-    `settings` are settings of the channel (names in docs/channels.md). A new channel gets them. An
-    existing channel must have the same `tags`, `ordered` and `priorities` (else E_BAD_ARGUMENT),
-    because they decide which messages its consumers get, and in which order. Its other settings do
-    not change. If the request has settings, Done.data contains those of the channel that are in
-    effect ("settings"). `by`: as in Manage. With `is_back`, the client used this topic before. If
-    the topic was deleted since, the request does not create it.
+    `settings` are settings of the channel (names in docs/channel-reference.md). A new channel gets
+    them. An existing channel must have the same `tags`, `ordered` and `priorities` (else
+    E_BAD_ARGUMENT), because they decide which messages its consumers get, and in which order. Its
+    other settings do not change. If the request has settings, Done.data contains those of the
+    channel that are in effect ("settings"). `by`: as in Manage. With `is_back`, the client used
+    this topic before. If the topic was deleted since, the request does not create it.
     """
 
     op: ClassVar[int] = 11

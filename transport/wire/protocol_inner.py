@@ -60,7 +60,7 @@ __all__ = [
 class Head(Wire):
     """Topic to its channels: the new durable end."""
 
-    op: ClassVar[int] = 52
+    op: ClassVar[int] = 128
     head: int
 
 
@@ -79,7 +79,7 @@ class OpenChannel(Wire):
     follows.
     """
 
-    op: ClassVar[int] = 60
+    op: ClassVar[int] = 129
     request: int
     channel: str
     settings: NewChannelSettings = field(default_factory=NewChannelSettings)
@@ -99,7 +99,7 @@ class Save(Wire):
     last Save of a commit is answered.
     """
 
-    op: ClassVar[int] = 61
+    op: ClassVar[int] = 130
     request: int
     channel: str
     row: dict[str, Any]
@@ -116,7 +116,7 @@ class Attach(Wire):
     `credit_bytes` is the total granted since the link began.
     """
 
-    op: ClassVar[int] = 62
+    op: ClassVar[int] = 131
     channel: str
     next_offset: int
     credit_bytes: int
@@ -126,7 +126,7 @@ class Attach(Wire):
 class Credit(Wire):
     """Channel to topic: the new total of bytes granted since the link began."""
 
-    op: ClassVar[int] = 63
+    op: ClassVar[int] = 132
     credit_bytes: int
 
 
@@ -134,7 +134,7 @@ class Credit(Wire):
 class Offer(Wire):
     """Topic to channel: consecutive blocks follow."""
 
-    op: ClassVar[int] = 64
+    op: ClassVar[int] = 133
     head: int
 
 
@@ -145,7 +145,7 @@ class Behind(Wire):
     The channel reads it from storage, then attaches again.
     """
 
-    op: ClassVar[int] = 65
+    op: ClassVar[int] = 134
     head: int
 
 
@@ -159,7 +159,7 @@ class Due(Wire):
     The rows stay deferred until a Save changes them.
     """
 
-    op: ClassVar[int] = 68
+    op: ClassVar[int] = 135
     request: int
     channel: str
     until_ns: int
@@ -174,7 +174,7 @@ class DeferredAt(Wire):
     Save changes them.
     """
 
-    op: ClassVar[int] = 51
+    op: ClassVar[int] = 136
     request: int
     channel: str
     offsets: tuple[int, ...]
@@ -186,7 +186,7 @@ class Dropped(Wire):
     topic's limit (`drop-oldest`).
     """
 
-    op: ClassVar[int] = 69
+    op: ClassVar[int] = 137
     start: int
 
 
@@ -197,7 +197,7 @@ class Dropped(Wire):
 class ScanOrder(Wire):
     """Scan loop to a worker: asks it to send Scan to these targets (key, endpoint)."""
 
-    op: ClassVar[int] = 70
+    op: ClassVar[int] = 138
     request: int
     targets: tuple[tuple[int, str], ...]
 
@@ -206,7 +206,7 @@ class ScanOrder(Wire):
 class Scan(Wire):
     """Scan worker to a channel or a storage: process everything that is due now."""
 
-    op: ClassVar[int] = 71
+    op: ClassVar[int] = 139
     request: int
 
 
@@ -216,7 +216,7 @@ class Scanned(Wire):
     next due time (monotonic ns of this machine, 0 for none).
     """
 
-    op: ClassVar[int] = 72
+    op: ClassVar[int] = 140
     request: int
     dirty: bool
     next_due_ns: int
@@ -233,7 +233,7 @@ class ScanReport(Wire):
     report follows when they have answered, or when the worker no longer waits for them.
     """
 
-    op: ClassVar[int] = 73
+    op: ClassVar[int] = 141
     request: int
     results: tuple[tuple[int, int, int], ...]
 
@@ -242,7 +242,7 @@ class ScanReport(Wire):
 class Hint(Wire):
     """Channel or storage to scan loop: the sender's next due time became earlier."""
 
-    op: ClassVar[int] = 74
+    op: ClassVar[int] = 142
     key: int
     next_due_ns: int
 
@@ -251,7 +251,7 @@ class Hint(Wire):
 class HangUp(Wire):
     """Scan loop to a worker: these endpoints no longer exist."""
 
-    op: ClassVar[int] = 75
+    op: ClassVar[int] = 143
     endpoints: tuple[str, ...]
 
 
@@ -266,7 +266,7 @@ class OpenArchive(Wire):
     only read it, because its data is a copy of another broker's}. Failed: E_BUCKET.
     """
 
-    op: ClassVar[int] = 126
+    op: ClassVar[int] = 144
     request: int
 
 
@@ -279,7 +279,7 @@ class UploadChunk(Wire):
     `uuid` is the topic's, with 32 hex digits.
     """
 
-    op: ClassVar[int] = 122
+    op: ClassVar[int] = 145
     request: int
     uuid: str
     folder: str
@@ -296,7 +296,7 @@ class FetchSegment(Wire):
     E_BUCKET.
     """
 
-    op: ClassVar[int] = 123
+    op: ClassVar[int] = 146
     request: int
     uuid: str
     chunk: tuple[int, ...]
@@ -315,7 +315,7 @@ class WriteManifest(Wire):
     bucket has the archive of another copy of this topic.
     """
 
-    op: ClassVar[int] = 124
+    op: ClassVar[int] = 147
     request: int
     topic: str
     uuid: str
@@ -330,7 +330,7 @@ class WriteManifest(Wire):
 class ForgetArchive(Wire):
     """Supervisor to the archive actor: a topic was deleted, so remove all its objects."""
 
-    op: ClassVar[int] = 125
+    op: ClassVar[int] = 148
     uuid: str
 
 
@@ -345,7 +345,7 @@ class OpenShipping(Wire):
     broker has taken over.
     """
 
-    op: ClassVar[int] = 76
+    op: ClassVar[int] = 149
     request: int
     uuid: str
 
@@ -363,7 +363,7 @@ class Ship(Wire):
     or E_FENCED.
     """
 
-    op: ClassVar[int] = 77
+    op: ClassVar[int] = 150
     request: int
     uuid: str
     folder: str
@@ -387,7 +387,7 @@ class ShipBase(Wire):
     Done.data: {"base": the name of the object}. Failed: E_BUCKET.
     """
 
-    op: ClassVar[int] = 78
+    op: ClassVar[int] = 151
     request: int
     uuid: str
     stream: int
@@ -401,7 +401,7 @@ class ShipAgain(Wire):
     `begins`: ship all rows again. `roll_below`: end the log file, if it begins below this offset.
     """
 
-    op: ClassVar[int] = 79
+    op: ClassVar[int] = 152
     begins: bool
     roll_below: int
 
@@ -413,7 +413,7 @@ class ShipNow(Wire):
     `is_last`: all topics have ended, and everything is shipped. So a standby may take over now.
     """
 
-    op: ClassVar[int] = 66
+    op: ClassVar[int] = 153
     is_last: bool = False
 
 
@@ -421,7 +421,7 @@ class ShipNow(Wire):
 class WakeTopic(Wire):
     """Archive actor to supervisor: wake this topic, so that it ships all rows again."""
 
-    op: ClassVar[int] = 84
+    op: ClassVar[int] = 154
     uuid: str
 
 
@@ -434,7 +434,7 @@ class DirectoryEntries(Wire):
     messages if there are many, the last one with `is_all`. It does so also if there are none.
     """
 
-    op: ClassVar[int] = 53
+    op: ClassVar[int] = 155
     first: int
     entries: tuple[bytes, ...]
     is_all: bool = True
@@ -446,7 +446,7 @@ class DirectoryTrouble(Wire):
     again.
     """
 
-    op: ClassVar[int] = 54
+    op: ClassVar[int] = 156
     text: str
 
 
@@ -459,7 +459,7 @@ class BrokersSeen(Wire):
     of the disk. They are sent only while a broker drains, or `auto` is on.
     """
 
-    op: ClassVar[int] = 9
+    op: ClassVar[int] = 157
     brokers: tuple[tuple[str, float, int, int], ...]
 
 
@@ -470,7 +470,7 @@ class BrokersSeen(Wire):
 class Born(Wire):
     """Child to supervisor: it has started. `data`: its endpoints, and what it recovered."""
 
-    op: ClassVar[int] = 80
+    op: ClassVar[int] = 158
     key: int
     incarnation: int
     data: dict[str, Any]
@@ -483,7 +483,7 @@ class Pulse(Wire):
     `request` is the number of the Ask, else 0. `details` is filled only for a detailed Ask.
     """
 
-    op: ClassVar[int] = 81
+    op: ClassVar[int] = 159
     key: int
     request: int
     stats: dict[str, Any]
@@ -498,7 +498,7 @@ class Ask(Wire):
     memory).
     """
 
-    op: ClassVar[int] = 82
+    op: ClassVar[int] = 160
     request: int
     detailed: bool
 
@@ -507,7 +507,7 @@ class Ask(Wire):
 class Stop(Wire):
     """Supervisor to child: finish what is in progress, answer all waiting requests, and end."""
 
-    op: ClassVar[int] = 83
+    op: ClassVar[int] = 161
 
 
 @record
@@ -516,7 +516,7 @@ class Targets(Wire):
     endpoints.
     """
 
-    op: ClassVar[int] = 85
+    op: ClassVar[int] = 162
     channels: tuple[tuple[int, str], ...]
     workers: tuple[str, ...]
 
@@ -525,7 +525,7 @@ class Targets(Wire):
 class PoolSize(Wire):
     """Scan loop to supervisor: the number of workers that it wants."""
 
-    op: ClassVar[int] = 86
+    op: ClassVar[int] = 163
     workers: int
 
 
@@ -533,7 +533,7 @@ class PoolSize(Wire):
 class Hung(Wire):
     """Scan loop to supervisor: this channel missed its scans."""
 
-    op: ClassVar[int] = 87
+    op: ClassVar[int] = 164
     key: int
 
 
@@ -541,17 +541,17 @@ class Hung(Wire):
 class Over(Wire):
     """Ephemeral channel to supervisor: delete the channel, because its last consumer has left."""
 
-    op: ClassVar[int] = 89
+    op: ClassVar[int] = 165
     key: int
 
 
 @record
 class Alarm(Wire):
-    """Supervisor to the sender of alarms: these events, as dictionaries (see docs/channels.md), for
+    """Supervisor to the sender of alarms: these events, as dictionaries (see docs/alarms.md), for
     all receivers.
     """
 
-    op: ClassVar[int] = 90
+    op: ClassVar[int] = 166
     events: tuple[dict[str, Any], ...]
 
 
@@ -563,7 +563,7 @@ class Schedules(Wire):
     `name`.
     """
 
-    op: ClassVar[int] = 50
+    op: ClassVar[int] = 167
     rows: tuple[dict[str, Any], ...]
 
 
@@ -574,5 +574,5 @@ class Gone(Wire):
     "archive": the archive actor died, so what it has not answered must be asked again.
     """
 
-    op: ClassVar[int] = 88
+    op: ClassVar[int] = 168
     who: str

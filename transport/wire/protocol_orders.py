@@ -48,7 +48,7 @@ class OrderAnswer(Wire):
 class Position(OrderAnswer):
     """An offset of the topic: the one that the order asked for."""
 
-    op: ClassVar[int] = 91
+    op: ClassVar[int] = 169
     offset: int
 
 
@@ -59,7 +59,7 @@ class BehindPause(OrderAnswer):
     `start` and `end` are equal if none waits.
     """
 
-    op: ClassVar[int] = 92
+    op: ClassVar[int] = 170
     start: int
     end: int
 
@@ -68,7 +68,7 @@ class BehindPause(OrderAnswer):
 class ChannelConfigured(OrderAnswer):
     """Channel to supervisor: all its settings, durable."""
 
-    op: ClassVar[int] = 93
+    op: ClassVar[int] = 171
     settings: ChannelOptions
 
 
@@ -76,7 +76,7 @@ class ChannelConfigured(OrderAnswer):
 class DeadLettersGo(OrderAnswer):
     """Channel to supervisor: its dead letters go to this topic."""
 
-    op: ClassVar[int] = 94
+    op: ClassVar[int] = 172
     topic: str
 
 
@@ -90,7 +90,7 @@ class SetSealed(Order[Position]):
     The reply is the end of the topic.
     """
 
-    op: ClassVar[int] = 95
+    op: ClassVar[int] = 173
     is_sealed: bool
 
 
@@ -100,7 +100,7 @@ class SetRetention(Order[Done]):
     to the channels, which do not answer, because it has the lifetime of their messages.
     """
 
-    op: ClassVar[int] = 96
+    op: ClassVar[int] = 174
     retention: RetentionSettings
 
 
@@ -108,7 +108,7 @@ class SetRetention(Order[Done]):
 class SetSync(Order[Done]):
     """Answer publishes from now on as this sync mode says: `always` or `bucket`."""
 
-    op: ClassVar[int] = 127
+    op: ClassVar[int] = 175
     sync: str
 
 
@@ -116,14 +116,14 @@ class SetSync(Order[Done]):
 class ListChunks(Order[Done]):
     """List the chunks. Done.data: {"chunks", ...}."""
 
-    op: ClassVar[int] = 97
+    op: ClassVar[int] = 176
 
 
 @record
 class FindOffset(Order[Position]):
     """Find the first offset that was stored at `time_ns` (since 1970) or later."""
 
-    op: ClassVar[int] = 98
+    op: ClassVar[int] = 177
     time_ns: int
 
 
@@ -134,7 +134,7 @@ class CountDelayed(Order[Done]):
     Done.data: their number, bytes, next due time, and how many were lost.
     """
 
-    op: ClassVar[int] = 99
+    op: ClassVar[int] = 178
 
 
 @record
@@ -145,7 +145,7 @@ class ListDelayed(Order[Done]):
     Done.data: {"messages"}.
     """
 
-    op: ClassVar[int] = 100
+    op: ClassVar[int] = 179
     after: tuple[int, ...]
     limit: int
 
@@ -162,7 +162,7 @@ class CancelDelayed(Order[Done]):
     or () if that was the last row}.
     """
 
-    op: ClassVar[int] = 101
+    op: ClassVar[int] = 180
     keys: tuple[tuple[int, int], ...]
     all: bool = False
     revoke_keys: tuple[str, ...] = ()
@@ -176,7 +176,7 @@ class BackUpState(Order[Done]):
     Until BackUpLog, storage removes nothing from the log.
     """
 
-    op: ClassVar[int] = 102
+    op: ClassVar[int] = 181
     id: str
 
 
@@ -184,7 +184,7 @@ class BackUpState(Order[Done]):
 class BackUpLog(Order[Done]):
     """Copy the topic's log for the backup of this id. Done.data: place and content of the copy."""
 
-    op: ClassVar[int] = 103
+    op: ClassVar[int] = 182
     id: str
 
 
@@ -192,7 +192,7 @@ class BackUpLog(Order[Done]):
 class EndBackup(Order[Done]):
     """Drop the copies for the backup of this id."""
 
-    op: ClassVar[int] = 104
+    op: ClassVar[int] = 183
     id: str
 
 
@@ -200,7 +200,7 @@ class EndBackup(Order[Done]):
 class LeaveChannel(Order[Done]):
     """Add no more messages to an ephemeral channel, because it is about to be deleted."""
 
-    op: ClassVar[int] = 105
+    op: ClassVar[int] = 184
     channel: str
 
 
@@ -208,7 +208,7 @@ class LeaveChannel(Order[Done]):
 class DropChannel(Order[Done]):
     """Remove the rows of a channel whose process has ended. The reply comes after the commit."""
 
-    op: ClassVar[int] = 106
+    op: ClassVar[int] = 185
     channel: str
 
 
@@ -219,7 +219,7 @@ class DropChannel(Order[Done]):
 class SetClosed(Order[Done]):
     """Tell all processes of a topic to which clients the topic is closed from now on."""
 
-    op: ClassVar[int] = 107
+    op: ClassVar[int] = 186
     to_publishers: bool
     to_consumers: bool
 
@@ -228,7 +228,7 @@ class SetClosed(Order[Done]):
 class SetPaused(Order[Done]):
     """Pause a topic or a channel, or let it continue."""
 
-    op: ClassVar[int] = 108
+    op: ClassVar[int] = 187
     is_paused: bool
 
 
@@ -239,7 +239,7 @@ class Hold(Order[Done]):
     on, and answers at once. It also goes on if no Stop follows soon.
     """
 
-    op: ClassVar[int] = 15
+    op: ClassVar[int] = 188
     is_over: bool
 
 
@@ -249,14 +249,14 @@ class EmptyTopic(Order[BehindPause]):
     pause.
     """
 
-    op: ClassVar[int] = 109
+    op: ClassVar[int] = 189
 
 
 @record
 class MovePause(Order[Done]):
     """Move the topic's pause to `end`. Every channel has skipped the messages before it."""
 
-    op: ClassVar[int] = 110
+    op: ClassVar[int] = 190
     end: int
 
 
@@ -264,7 +264,7 @@ class MovePause(Order[Done]):
 class EmptyChannel(Order[Done]):
     """Skip all messages that the channel has not finished. `head`: the end of the topic."""
 
-    op: ClassVar[int] = 111
+    op: ClassVar[int] = 191
     head: int
 
 
@@ -272,7 +272,7 @@ class EmptyChannel(Order[Done]):
 class Skip(Order[Done]):
     """Skip the messages from `start` up to `end`. The reply comes when this is durable."""
 
-    op: ClassVar[int] = 112
+    op: ClassVar[int] = 192
     start: int
     end: int
 
@@ -286,7 +286,7 @@ class SkipMessages(Order[Done]):
     durable.
     """
 
-    op: ClassVar[int] = 29
+    op: ClassVar[int] = 193
     offsets: tuple[int, ...]
     head: int
     preview: bool
@@ -298,7 +298,7 @@ class Revoke(Order[Done]):
     again later. The reply comes when this is durable.
     """
 
-    op: ClassVar[int] = 5
+    op: ClassVar[int] = 194
     keys: tuple[str, ...]
     end: int
 
@@ -312,7 +312,7 @@ class Seek(Order[Position]):
     forward.
     """
 
-    op: ClassVar[int] = 113
+    op: ClassVar[int] = 195
     offset: int
     start: int
     head: int
@@ -327,7 +327,7 @@ class Peek(Order[Done]):
     `start`, `head`: the range of the log.
     """
 
-    op: ClassVar[int] = 114
+    op: ClassVar[int] = 196
     limit: int
     start: int
     head: int
@@ -337,7 +337,7 @@ class Peek(Order[Done]):
 class ConfigureChannel(Order[ChannelConfigured]):
     """Change these settings of the channel. None resets a setting to its default."""
 
-    op: ClassVar[int] = 115
+    op: ClassVar[int] = 197
     changes: ChannelOptions
 
 
@@ -348,7 +348,7 @@ class Disconnect(Order[Done]):
     Done.data: {"count"}.
     """
 
-    op: ClassVar[int] = 18
+    op: ClassVar[int] = 198
     consumer: str
 
 
@@ -359,7 +359,7 @@ class RunSchedule(Order[Done]):
     `row` is that of the registry. Done comes when the message is stored.
     """
 
-    op: ClassVar[int] = 19
+    op: ClassVar[int] = 199
     topic: str
     name: str
     row: dict[str, Any]
@@ -369,7 +369,7 @@ class RunSchedule(Order[Done]):
 class WhereDeadLettersGo(Order[DeadLettersGo]):
     """Ask for the topic to which the channel's dead letters go."""
 
-    op: ClassVar[int] = 116
+    op: ClassVar[int] = 200
 
 
 # To the archive actor
@@ -384,7 +384,7 @@ class AppendEntry(Order[Done]):
     void. Failed: E_BUCKET, or the code of the reason why the entry is void.
     """
 
-    op: ClassVar[int] = 55
+    op: ClassVar[int] = 201
     entry: bytes
 
 
@@ -396,7 +396,7 @@ class ReadDirectory(Order[Done]):
     E_BUCKET.
     """
 
-    op: ClassVar[int] = 56
+    op: ClassVar[int] = 202
 
 
 @record
@@ -408,7 +408,7 @@ class WaitForShipping(Order[Done]):
     E_FENCED.
     """
 
-    op: ClassVar[int] = 57
+    op: ClassVar[int] = 203
     uuid: str = ""
     end: int = 0
 
@@ -420,7 +420,7 @@ class CopyArchive(Order[Done]):
     Done.data: {"log": the uuid of the log of the part}. Failed: E_BUCKET, E_CHECKSUM, E_DISK_FULL.
     """
 
-    op: ClassVar[int] = 59
+    op: ClassVar[int] = 204
     url: str
     name: str
 
@@ -440,7 +440,7 @@ class TakePart(Order[Done]):
     E_CHECKSUM, E_DISK_FULL.
     """
 
-    op: ClassVar[int] = 58
+    op: ClassVar[int] = 205
     url: str
     name: str
     log: str
@@ -460,7 +460,7 @@ class EndLog(Order[Done]):
     ships.
     """
 
-    op: ClassVar[int] = 7
+    op: ClassVar[int] = 206
     url: str
     quiet_s: float
 
@@ -475,7 +475,7 @@ class FindPart(Order[Done]):
     E_BUCKET.
     """
 
-    op: ClassVar[int] = 8
+    op: ClassVar[int] = 207
     url: str
     name: str
     of_topic: str
@@ -493,7 +493,7 @@ class Reload(Order[Done]):
     Gateways get the messages that are derived from this one.
     """
 
-    op: ClassVar[int] = 117
+    op: ClassVar[int] = 208
     log_level: str
 
 
@@ -501,7 +501,7 @@ class Reload(Order[Done]):
 class ReloadGateway(Reload):
     """Reload the settings of the ZeroMQ gateway. It reads `access_file` again."""
 
-    op: ClassVar[int] = 118
+    op: ClassVar[int] = 209
     access_file: str
 
 
@@ -509,7 +509,7 @@ class ReloadGateway(Reload):
 class ReloadNsqGateway(ReloadGateway):
     """Reload the settings of the NSQ gateway, with its TLS options."""
 
-    op: ClassVar[int] = 119
+    op: ClassVar[int] = 210
     cert: str
     key: str
     root_ca: str
@@ -522,7 +522,7 @@ class ReloadNsqGateway(ReloadGateway):
 class ReloadHttpGateway(ReloadGateway):
     """Reload the settings of the HTTP gateway, with the paths of its certificate and key."""
 
-    op: ClassVar[int] = 120
+    op: ClassVar[int] = 211
     cert: str
     key: str
 
@@ -531,7 +531,7 @@ class ReloadHttpGateway(ReloadGateway):
 class ReloadShipping(Reload):
     """Reload the settings of a topic or of the archive actor, with the bound of shipping."""
 
-    op: ClassVar[int] = 67
+    op: ClassVar[int] = 212
     bucket_lag_s: float
 
 
@@ -539,12 +539,12 @@ class ReloadShipping(Reload):
 class LookAtNames(Order[Done]):
     """Tell an NSQ gateway that topics or channels were created or deleted."""
 
-    op: ClassVar[int] = 121
+    op: ClassVar[int] = 213
 
 
 @record
 class SetLookupds(Order[Done]):
     """Make an NSQ gateway register with the nsqlookupds at these addresses, and with no others."""
 
-    op: ClassVar[int] = 17
+    op: ClassVar[int] = 214
     addresses: tuple[str, ...]

@@ -11,7 +11,7 @@ const ROLES = {
   primary: ["primary", "", "it answers, and is the primary"],
   standby: ["standby", "warn", "a standby answers, but no primary; it takes over by itself after its patience"],
   fenced: ["fenced", "alarm", "another broker has taken over from it, so it stores nothing any more"],
-  refused: ["not permitted", "warn", "it does not permit this broker to ask: see docs/parts.md"],
+  refused: ["not permitted", "warn", "it does not permit this broker to ask: see docs/cluster.md"],
   other: ["another broker", "warn", "another broker answers at this address"],
   forgotten: ["forgotten", "", "it is gone for good, and its parts are at other brokers"],
   away: ["not answering", "alarm", "no answer in time"],

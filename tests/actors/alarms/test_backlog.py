@@ -51,7 +51,7 @@ class Watch:
 
 def test_the_table_in_the_head_is_the_table() -> None:
     drawn = [line for line in (alarms.__doc__ or "").splitlines() if line.startswith("|")]
-    assert "\n".join(drawn) in Path(__file__).parents[3].joinpath("docs/channels.md").read_text(), (
+    assert "\n".join(drawn) in Path(__file__).parents[3].joinpath("docs/alarms.md").read_text(), (
         "and that in the docs"
     )
     rows = [line.strip("| ").split(" | ") for line in drawn if line.startswith("| ")]

@@ -1,7 +1,7 @@
 """Tests of the table of statistics: each row is in every view that it names, each statistic in a
 view has a row, and the tables in the documentation are current.
 
-Run this file to write the tables of docs/statistics.md and docs/http.md again:
+Run this file to write the tables of docs/statistics.md again:
 python -m tests.actors.statistics.test_schema
 """
 
@@ -26,6 +26,7 @@ from zsq.actors.statistics.broker_view import ChannelProcess
 from zsq.actors.statistics.channel_rows import channel_rows
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
 from zsq.actors.statistics.schema import COUNTERS, METRICS, STATISTICS, defaults, rows_of
+from zsq.actors.statistics.statistic import Statistic
 from zsq.actors.statistics.statistics import broker_statistics
 from zsq.apps.cli.inspect import stats as cli
 from zsq.apps.top import COLUMNS
@@ -33,81 +34,76 @@ from zsq.transport import reports
 
 LEVELS: Final = {row.level for row in STATISTICS}
 ROOT: Final = Path(__file__).resolve().parents[3]
+PAGE: Final = ROOT / "docs/statistics.md"
 HEADINGS: Final[dict[str, str]] = {
     "topic": "A topic", "channel": "A channel", "consumer": "A consumer (`clients`, `producers`)",
     "publisher": "A ZSQ client that publishes (`publishers`)",
     "process": "A process", "broker": "The broker", "disk": "The disk (`disk`)", "bucket": "The bucket (`bucket`)",
     "schedules": "The schedules (`schedules`)", "gateway": "An NSQ gateway (`gateways`)",
+    "request": "The HTTP gateway itself",
 }  # fmt: skip
+COLUMNS_SHOWN: Final = ("statistic", "overview", "metric", "nsqd", "unit", "meaning")
+LABELS: Final = {
+    "zsq_topic_": {"topic"},
+    "zsq_channel_": {"topic", "channel"},
+    "zsq_process": {"kind"},
+    "zsq_bucket_": set[str](),
+}
 
 
 # The documents
 
 
-def metrics_table() -> str:
-    lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
-    return "\n".join(
-        [
-            *lines,
-            *(
-                f"| `{one.metric}` | {one.kind} | {', '.join(one.labels)} | {one.help} |"
-                for one in METRICS
-            ),
-        ]
-    )
-
-
 def statistics_tables() -> str:
     parts = []
     for level, heading in HEADINGS.items():
-        lines = [
-            f"**{heading}**",
-            "",
-            "| statistic | overview | metric | nsqd | unit | meaning |",
-            "|---|---|---|---|---|---|",
-        ]
-        for row in rows_of(level):
-            if row.name or row.view:
-                named = [f"`{name}`" if name else "" for name in (row.name, row.view, row.metric)]
-                lines.append(
-                    f"| {' | '.join(named)} | {'yes' if row.nsq else ''} | {row.unit} | "
-                    f"{row.note or row.help} |"
-                )
-        parts.append("\n".join(lines))
+        rows = [_cells(row) for row in rows_of(level)]
+        used = [place for place in range(len(COLUMNS_SHOWN)) if any(row[place] for row in rows)]
+        table = [COLUMNS_SHOWN, ("---",) * len(COLUMNS_SHOWN), *rows]
+        lines = [f"| {' | '.join(row[place] for place in used)} |" for row in table]
+        parts.append("\n".join([f"**{heading}**", "", *lines]))
     return "\n\n".join(parts)
 
 
-PAGES: Final = {
-    "statistics.md": ("statistics", statistics_tables),
-    "http.md": ("metrics", metrics_table),
-}
+def _cells(row: Statistic) -> tuple[str, ...]:
+    names = (f"`{name}`" if name else "" for name in (row.name, row.view, row.metric))
+    return (*names, "yes" if row.nsq else "", row.unit, row.note or row.help)
 
 
-def drawn(page: str) -> str:
-    mark, table = PAGES[page]
-    part = re.compile(rf"(<!-- {mark}: drawn from the code -->\n).*?(<!-- end -->)", re.DOTALL)
+def drawn() -> str:
+    """Return the page with the tables as they are in the code."""
+    part = re.compile(r"(<!-- statistics: drawn from the code -->\n).*?(<!-- end -->)", re.DOTALL)
     text, count = part.subn(
-        lambda found: f"{found[1]}{table()}\n{found[2]}", (ROOT / "docs" / page).read_text()
+        lambda found: f"{found[1]}{statistics_tables()}\n{found[2]}", PAGE.read_text()
     )
-    assert count == 1, f"docs/{page} has no place for the table of {mark}"
+    assert count == 1, "the page has no place for the tables"
     return text
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_documents_show_the_table_as_it_is(page: str) -> None:
-    assert drawn(page) == (ROOT / "docs" / page).read_text(), (
-        "run python -m tests.actors.statistics.test_schema"
-    )
+def test_the_document_shows_the_tables_as_they_are() -> None:
+    assert drawn() == PAGE.read_text(), "run python -m tests.actors.statistics.test_schema"
 
 
-def test_every_row_is_in_a_document() -> None:
-    text = metrics_table() + statistics_tables()
+def test_every_row_is_in_the_document() -> None:
+    text = statistics_tables()
     assert not [
         row
         for row in STATISTICS
         if not any(f"`{name}`" in text for name in (row.name, row.view, row.metric) if name)
     ]
-    assert {*HEADINGS, "request"} == LEVELS
+    assert set(HEADINGS) == LEVELS
+
+
+def test_names_of_metrics_say_their_kind_and_labels_as_the_document_says() -> None:
+    histogram = "zsq_http_request_duration_seconds"
+    for metric in METRICS:
+        counts = metric.metric.endswith("_total")
+        assert metric.kind == (
+            "histogram" if metric.metric == histogram else "counter" if counts else "gauge"
+        )
+        for begins, labels in LABELS.items():
+            if metric.metric.startswith(begins):
+                assert set(metric.labels) == labels | set(metric.more_labels), metric.metric
 
 
 # The rows themselves
@@ -311,5 +307,4 @@ def test_rows_of_channels_are_those_of_the_table_before_the_first_report_too() -
 
 
 if __name__ == "__main__":
-    for name in PAGES:
-        (ROOT / "docs" / name).write_text(drawn(name))
+    PAGE.write_text(drawn())

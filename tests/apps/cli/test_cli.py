@@ -323,7 +323,7 @@ def test_tail_refuses_a_strange_offset() -> None:
 
 
 STATS: Any = {
-    "version": "0.1.0",
+    "version": "1.0.0",
     "node": 0,
     "start_time": 0,
     "health": "OK",

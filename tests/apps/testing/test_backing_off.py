@@ -1,4 +1,4 @@
-"""Tests of a consumer that backs off as a whole: the cases of the table in docs/channels.md. Each
+"""Tests of a consumer that backs off as a whole: the cases of the table in docs/consumers.md. Each
 passes with the blocking and the asyncio consumer, at the in-memory broker and at a real one.
 """
 

@@ -1,4 +1,4 @@
-"""Tests of handlers of batches: the cases of the table in docs/channels.md. Each passes with the
+"""Tests of handlers of batches: the cases of the table in docs/consumers.md. Each passes with the
 blocking and the asyncio consumer, at the in-memory broker and at a real one.
 """
 

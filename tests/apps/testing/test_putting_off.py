@@ -1,5 +1,5 @@
 """Tests of messages that are put off, and of retry policies: the cases of the tables in
-docs/channels.md. Each passes with the blocking and the asyncio consumer, at the in-memory broker
+docs/retries.md. Each passes with the blocking and the asyncio consumer, at the in-memory broker
 and at a real one.
 """
 

@@ -1,6 +1,6 @@
 """Tests of a consumer of several topics, at the in-memory broker and at a real one.
 
-The cases are those of the table in channels.md.
+The cases are those of the table in docs/consumers.md.
 """
 
 from __future__ import annotations

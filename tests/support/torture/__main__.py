@@ -2,7 +2,8 @@
 --soak, run a mixed load for some time instead (see `support/soak/run.py`). With --bucket, the
 broker has a bucket, and loses its disk too (see `bucket/run.py`). With --standby, a standby takes
 over (see `standby/run.py`). With --drain, parts move between the brokers of a cluster, and the
-cycles are moves (see `drain.py`).
+cycles are moves (see `drain.py`). With --power, the broker's disk is an image, and each cycle is a
+power cut (see `disk.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from support.torture import drain as drain_run
 from support.torture import ledger as l
 from support.torture.bucket import run as bucket_run
 from support.torture.bucket.report import BUCKET, command
-from support.torture.kills import SHARES
+from support.torture.disk import FILE_SYSTEMS, ImageDisk, missing
+from support.torture.kills import POWER, SHARES
 from support.torture.run import Torture, Violation, memory_folder
 from support.torture.standby import run as standby_run
 from support.torture.standby.report import STANDBY
@@ -59,6 +61,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="drain, balance and forget brokers of a cluster until so many parts have moved",
     )
     parser.add_argument(
+        "--power",
+        choices=FILE_SYSTEMS,
+        help="give it a disk of its own with this file system, and cut its power in each cycle; "
+        "needs root",
+    )
+    parser.add_argument(
         "--seed", type=int, help="of the choice of kills, victims and times (default: drawn)"
     )
     parser.add_argument(
@@ -75,6 +83,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     found = parser.parse_args(arguments)
     shares = bucket_run.SHARES if found.bucket else SHARES
     shares = standby_run.SHARES if found.standby else shares
+    shares = {POWER: 1} if found.power else shares
     found.kinds = found.kinds or ",".join(shares)
     unknown = [kind for kind in found.kinds.split(",") if kind not in shares]
     if unknown or found.cycles < 1 or (found.soak is not None and not found.soak > 0):
@@ -104,17 +113,30 @@ def main(arguments: list[str]) -> int:
         return command(BUCKET, options.cycles, seed, kinds, options.folder, keep=options.keep)
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=options.folder))
     memory = memory_folder()
+    disk = ImageDisk(memory, folder, options.power) if options.power else None
+    if disk is not None and (reason := missing(disk.file_system)):
+        print(f"torture: no power cuts here: {reason}", file=sys.stderr)
+        return 2
     print(f"torture: {options.cycles} cycles, seed {seed}, data in {folder}", flush=True)
-    torture = Torture(folder, memory, options.cycles, seed, kinds)
     began = time.monotonic()
     try:
+        if disk is not None:
+            disk.begin()
+        torture = Torture(folder, memory, options.cycles, seed, kinds, disk)
         torture.run()
     except (Violation, AssertionError, subprocess.TimeoutExpired) as error:
+        power = f" --power {options.power}" if options.power else ""
         print(f"VIOLATION: {error}\nreplay (the choice of kills; times differ): scripts/torture --cycles {options.cycles} --seed {seed}"
-              f" --kinds {options.kinds}\ndata, log and ledger stay in {folder} and {memory}", flush=True)  # fmt: skip
+              f" --kinds {options.kinds}{power}\ndata, log and ledger stay in {folder} and {memory}", flush=True)  # fmt: skip
         return 1
+    except BaseException:
+        if disk is not None:
+            disk.end()
+        raise
+    if disk is not None:
+        disk.end()
     print(summary(torture, time.monotonic() - began), flush=True)
-    if not options.keep:
+    if not options.keep or disk is not None:
         shutil.rmtree(folder)
         shutil.rmtree(memory)
     return 0

@@ -20,6 +20,7 @@ from zsq.actors.settings.options import RESTARTS_MAX, RESTARTS_WITHIN_S
 
 if TYPE_CHECKING:
     from support.torture.clients import Clients
+    from support.torture.disk import ImageDisk
 
 ACTORS: Final = ("topic", "channel", "host", "scan_worker", "scan_loop", "gateway", "alarm_teller")
 CLIENTS: Final = ("producer", "consumer")
@@ -30,6 +31,7 @@ GENERATION: Final = (
     "everything",
     "start_storm",
     "terminate",
+    "power",
 )
 # The number of kills of each kind among thirty kills.
 SHARES: Final[dict[str, int]] = {
@@ -37,6 +39,7 @@ SHARES: Final[dict[str, int]] = {
     "supervisor": 1, "everything": 1, "producer": 2, "consumer": 2, "storm": 2, "start_storm": 1, "stop_short": 3, "stop_long": 2,
     "terminate": 1,
 }  # fmt: skip
+POWER: Final = "power"  # only with a disk that can lose its power, see `disk.py`
 STOPPABLE: Final = ("supervisor", "forkserver", *ACTORS, *CLIENTS, *CLIENTS)
 SHORT_S: Final = (0.02, 0.4)
 LONG_S: Final = (2.3, 3.5)  # seconds, more than two heartbeat intervals
@@ -58,9 +61,12 @@ class Done:
 class Killer:
     """Carries out kills. A seeded random generator chooses victims and times."""
 
-    def __init__(self, broker: Broker, clients: Clients | None, seed: int) -> None:
+    def __init__(
+        self, broker: Broker, clients: Clients | None, seed: int, disk: ImageDisk | None = None
+    ) -> None:
         self.broker = broker
         self.clients = clients
+        self.disk = disk
         self.random = random.Random(seed)
         self.sessions: set[int] = set()
         self._restarts: dict[str, deque[float]] = {}
@@ -116,6 +122,7 @@ class Killer:
             "stop_short": lambda: self._stop(SHORT_S),
             "stop_long": lambda: self._stop(LONG_S),
             "terminate": self._terminate,
+            POWER: self._power,
         }
         if kind in special:
             return special[kind]()
@@ -229,6 +236,16 @@ class Killer:
         finally:
             send(process, signal.SIGCONT)
         return Done(f"{process.title.removeprefix('zsq: ')} for {pause:.2f} s")
+
+    def _power(self) -> Done:
+        """Kill all processes, and lose what the kernel has not written."""
+        assert self.disk is not None
+        found = self.living()
+        for process in found:
+            send(process, signal.SIGKILL)
+        self.reap()
+        self.disk.cut_power()
+        return Done(f"all {len(found)} processes, and the power", True)
 
     def _terminate(self) -> Done:
         """End the broker with SIGTERM, under load."""

@@ -19,6 +19,7 @@ from support.broker import Broker
 from support.torture import ledger as l
 from support.torture.audit import Audit
 from support.torture.clients import Clients
+from support.torture.disk import ImageDisk
 from support.torture.kills import SHARES, Killer
 from support.torture.ledger import Ledger, Shape
 from support.torture.processes import await_end, holders_of, of_sessions
@@ -64,7 +65,13 @@ class Torture:
     """One run in `folder`, whose ledger is in `memory`."""
 
     def __init__(
-        self, folder: Path, memory: Path, cycles: int, seed: int, kinds: Sequence[str]
+        self,
+        folder: Path,
+        memory: Path,
+        cycles: int,
+        seed: int,
+        kinds: Sequence[str],
+        disk: ImageDisk | None = None,
     ) -> None:
         self.seed = seed
         self.cycles = cycles
@@ -74,7 +81,7 @@ class Torture:
         self.ledger = Ledger(memory / "ledger", shape)
         self.broker = Broker(folder / "data", *SERVE)
         self.clients = Clients(self.ledger, memory / "ledger", self.broker, seed)
-        self.killer = Killer(self.broker, self.clients, seed)
+        self.killer = Killer(self.broker, self.clients, seed, disk)
         self.audit = Audit(self.ledger, self.broker.ipc)
         self.done: Counter[str] = Counter()
         self.recoveries: list[float] = []
@@ -144,7 +151,7 @@ class Torture:
         """
         plan: list[str] = []
         while len(plan) < self.cycles:
-            bag = [kind for kind in self.kinds for _ in range(SHARES[kind])]
+            bag = [kind for kind in self.kinds for _ in range(SHARES.get(kind, 1))]
             self.random.shuffle(bag)
             plan += bag
         return plan[: self.cycles]

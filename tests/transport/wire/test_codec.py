@@ -79,14 +79,43 @@ def test_the_kind_of_each_field_is_that_of_its_annotation(message: type[Wire]) -
     }
 
 
-def test_opcodes_are_one_byte_and_unique() -> None:
-    """The gateway reads the kind of a message from the second byte of its control frame."""
-    assert codec.encode(WORDS[1]())[1] == 1
+def test_opcodes_are_unique_and_can_be_read_without_unpacking() -> None:
+    """The gateway reads the kind of a message from the first bytes of its control frame."""
     assert max(len(dataclasses.fields(message)) for message in WORDS.values()) < 15, (
         "so the array's own head is one byte"
     )
     assert len({message.op for message in WORDS.values()}) == len(WORDS)
-    assert all(0 < op < 128 for op in WORDS)
+    assert all(0 < op < 1 << 16 for op in WORDS)
+    assert all(codec.opcode(codec.encode(message())) == op for op, message in bare_words().items())
+
+
+def bare_words() -> dict[int, type[Wire]]:
+    """Return the messages that need no arguments."""
+    return {op: word for op, word in WORDS.items() if can_be_bare(word)}
+
+
+def can_be_bare(word: type[Wire]) -> bool:
+    return all(
+        field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        for field in dataclasses.fields(word)
+    )
+
+
+@pytest.mark.parametrize("op", [1, 0x7F, 0x80, 0xFF, 0x100, 0xFFFF])
+def test_an_opcode_is_read_as_it_is_packed(op: int) -> None:
+    assert codec.opcode(msgpack.packb((op, "field"))) == op
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"", b"\x91", b"\x91\xcc", b"\x91\xcd\x01", b"\xa1\x05", b"\xdc\x00\x01\x05",
+        b"\x91\xcc\x05", b"\x91\xcd\x00\x05", b"\x91\xcd\x00\xff", b"\x91\xff", b"\x91\xce\x00\x00\x01\x00",
+    ],
+)  # fmt: skip
+def test_an_opcode_in_another_form_is_none(frame: bytes) -> None:
+    """Otherwise a gateway could let a message through that the actor takes for another one."""
+    assert codec.opcode(frame) == 0
 
 
 @settings(max_examples=500, deadline=None)

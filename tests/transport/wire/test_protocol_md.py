@@ -36,7 +36,7 @@ GROUPS: Final = {
     "Consumer and channel": (*range(30, 38), 27, 28, 39),
     "Offset readers and storage": range(40, 44),
     "Stages": (38, *range(44, 50)),
-    "Inside the broker": (17, 18, 19, 29, *range(50, 128)),
+    "Inside the broker": range(128, 256),
 }
 
 

@@ -751,6 +751,7 @@ class ConsumerSession:
                 again := newer.fresh(self.finishes.came_back(newer, now_ns))
             ):
                 self._fin(newer, again, 0)
+                newer.answered.update(again)  # the program skips them when it comes to them
                 self.stale -= len(again)
         if self.ordered:
             self.finishes.forget()

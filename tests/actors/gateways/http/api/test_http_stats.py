@@ -47,7 +47,7 @@ def broker_stats(**topic: Any) -> Any:
     }
     other = {**TOPIC, "topic_name": "u", "depth": 1, "delayed_count": 5, "channels": []}
     return {
-        "version": "0.1.0", "health": "OK", "start_time": 1_700_000_000, "topics": [row | topic, other],
+        "version": "1.0.0", "health": "OK", "start_time": 1_700_000_000, "topics": [row | topic, other],
         "processes": [{"kind": "topic", "private_bytes": 5}, {"kind": "storage", "private_bytes": 7}],
         "producers": [{
             "client_id": "p", "hostname": "there", "remote_address": "[::1]:1", "user_agent": "go-nsq/1.1.0", "state": 0,
@@ -141,9 +141,9 @@ def test_statistics_are_filtered_by_topic_channel_clients_and_memory() -> None:
 
 
 def test_the_text_form_reads_as_that_of_nsqd() -> None:
-    said = as_text(shown(), 3_723.5, "0.1.0")
+    said = as_text(shown(), 3_723.5, "1.0.0")
     assert said.startswith(
-        "zsq v0.1.0 (as nsqd v0.1.0)\nstart_time 2023-11-14T22:13:20Z\nuptime 1h2m3.5s\n\n"
+        "zsq v1.0.0 (as nsqd v1.0.0)\nstart_time 2023-11-14T22:13:20Z\nuptime 1h2m3.5s\n\n"
         "Health: OK\n\nMemory:\n   heap_objects  "
     )
     assert (
@@ -164,7 +164,7 @@ def test_the_text_form_reads_as_that_of_nsqd() -> None:
         "\n\nProducers:\n   [V2 there:1 go-nsq/1.1.0 ] msgs: 7        topics: t=3,u=4 "
         "connected: 5s\n"
     ) in said
-    without = as_text(shown("no"), 3_723.5, "0.1.0")
+    without = as_text(shown("no"), 3_723.5, "1.0.0")
     assert "\n   [V2 there:1 go-nsq/1.1.0 ] state: 0 inflt: 0    rdy: 0 " in without, "as nsqd"
     empty = as_text(
         as_nsq(
@@ -176,11 +176,11 @@ def test_the_text_form_reads_as_that_of_nsqd() -> None:
             memory=False,
         ),
         1,
-        "0.1.0",
+        "1.0.0",
     )
     assert empty.endswith("Health: OK\n\nTopics: None\n\nProducers: None\n")
     paused = as_text(
-        as_nsq(broker_stats(paused=True), "OK", "", "", clients=True, memory=False), 1, "0.1.0"
+        as_nsq(broker_stats(paused=True), "OK", "", "", clients=True, memory=False), 1, "1.0.0"
     )
     assert "\n*P [t " in paused
 
@@ -213,7 +213,7 @@ def test_stats_are_filtered_and_formatted_over_http(site: Site) -> None:
         assert site.get(target).json()["topics"] == []
     answer = site.get("/stats")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
-    assert answer.text.startswith("zsq v0.1.0 (as nsqd v1.3.0)\n")
+    assert answer.text.startswith("zsq v1.0.0 (as nsqd v1.3.0)\n")
 
 
 # Statistics are shared by requests at the same time
