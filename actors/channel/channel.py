@@ -466,7 +466,7 @@ class ChannelActor(Actor[ChannelStart]):
         """
         now = time.monotonic_ns()
         self.core.look_for_idle(now)
-        due = self.core.next_due(now, self.due_clock.now_ns())
+        due = self.core.next_due(now, self.due_clock.now_ns(), time.time_ns())
         if due and (due < self._hinted_ns - NS_PER_MS or self._hinted_ns == 0):
             self._hinted_ns = due
             self.scan.send((), p.Hint(self.key, due))
@@ -479,7 +479,7 @@ class ChannelActor(Actor[ChannelStart]):
             self.stir()
         for peer, count in self.core.recalls(now):
             self.front.send(peer, p.Recall(count))
-        self._hinted_ns = self.core.next_due(now, due_ns)
+        self._hinted_ns = self.core.next_due(now, due_ns, time.time_ns())
         port.send(mail.envelope, p.Scanned(message.request, dirty, self._hinted_ns))
 
     def _expire_held(self) -> bool:

@@ -691,8 +691,12 @@ class ChannelCore:
         if self._held and len(self.consumers) > 1 and not self._recall_ns:
             self._recall_ns = now_ns + RECALL_NS
 
-    def next_due(self, now_ns: int, wall_ns: int) -> int:
+    def next_due(self, now_ns: int, due_ns: int, wall_ns: int | None = None) -> int:
         """Return when the next scan may have work, in monotonic nanoseconds, or 0 for never.
+
+        `due_ns` is the clock of deferred messages, which nobody sets. Messages expire by the wall
+        clock, `wall_ns` (default: the same). If the two were mixed, a wall clock that was set back
+        would make an expiry due all the time, and each scan would find that nothing has expired.
 
         All consumers may have sent a message by then, so the scan may find no work.
         """
@@ -702,9 +706,10 @@ class ChannelCore:
         lease = self._deadlines.next_due()
         if lease is not None:
             times.append(lease)
-        for due in (self.supply.next_due(wall_ns, self._lease_rows), self._expiries.next_ns):
-            if due:
-                times.append(now_ns + due - wall_ns)
+        if due := self.supply.next_due(due_ns, self._lease_rows):
+            times.append(now_ns + due - due_ns)
+        if expires := self._expiries.next_ns:
+            times.append(now_ns + expires - (due_ns if wall_ns is None else wall_ns))
         return max(1, min(times)) if times else 0
 
     def may_ask(self) -> bool:

@@ -236,3 +236,18 @@ def test_deliveries_that_are_answered_leave_no_rows_until_they_expire(endings: E
     assert len(held) <= 1_010
     assert held.due(86_500 * S) == {}
     assert list(held.due(90_000 * S))[-6:] == [*range(4_994, 5_000)]
+
+
+def test_an_expiry_is_planned_by_the_wall_clock_also_if_that_was_set_back() -> None:
+    """Due times count by a clock that nobody sets. With that one, an expiry would be due all the
+    time until the wall clock came there again, and the scans would never rest.
+    """
+    harness = ChannelHarness()
+    harness.join(PEERS[0], 1, reports=True)
+    harness.take_in(block_at(0, {EXPIRES_HEADER: 60_000}), age_s=1)
+    harness.send_one()
+    later_ns, hour_ns = harness.wall_ns + 61 * S, 3_600 * S
+    assert harness.channel.expire_held(later_ns - hour_ns) == []
+    assert harness.channel.next_due(harness.now_ns, later_ns, later_ns - hour_ns) > harness.now_ns
+    assert harness.channel.next_due(harness.now_ns, later_ns - hour_ns, later_ns) < harness.now_ns
+    assert len(harness.channel.expire_held(later_ns)) == 1
