@@ -190,9 +190,9 @@ class _Log:
 
     def blocks(self, span: Span) -> RangeReader:
         return RangeReader(
-            self.plan.url,
             self.name,
             *span,
+            url=self.plan.url,
             timeout=self.plan.timeout,
             uuid=self.uuid,
             fail_on_data_loss=not self.plan.skip_lost,

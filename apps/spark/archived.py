@@ -310,7 +310,7 @@ class TaskBlocks:
         options, span = self._options, self._span
         bodies = "value" in options.columns
         with RangeReader(
-            options.url, span.topic, self._at, span.stop, bodies=bodies,
+            span.topic, self._at, span.stop, url=options.url, bodies=bodies,
             timeout=options.timeout_s, fail_on_data_loss=options.fail_on_data_loss, uuid=span.uuid, key_file=options.keys,
             transport=options.transport,
         ) as blocks:  # fmt: skip

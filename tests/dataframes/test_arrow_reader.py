@@ -50,7 +50,7 @@ def test_without_value_the_broker_sends_no_bodies(topic: Topic) -> None:
     with reader_of(topic) as reader:
         bare = reader.arrow(columns=others).read_all()
         assert bare.equals(reader.arrow().read_all().select(others))
-    with RangeReader(topic.url, topic.name, 0, ROWS, bodies=False) as blocks:
+    with RangeReader(topic.name, 0, ROWS, url=topic.url, bodies=False) as blocks:
         found = list(blocks)
     assert sum(block.count for block in found) == ROWS
     assert not any(len(block.body.data) for block in found)

@@ -430,7 +430,7 @@ OTHERS: Final = {
     "`Admin`": ("zsq.Admin({url!r})", "client.ping()"),
     "`Reader`": ('zsq.Reader("work", url={url!r})', "client.head()"),
     "`StageWriter`": (
-        'zsq.StageWriter({url!r}, "staged", "app", {number})',
+        'zsq.StageWriter("staged", "app", {number}, url={url!r})',
         'client.push(pack([b"staged"]))',
     ),
     "`aio.Admin`": ("zsq.aio.Admin({url!r})", "client.ping()"),

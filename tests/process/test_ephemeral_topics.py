@@ -234,7 +234,7 @@ def test_transactions_are_refused_and_make_no_topic(
 
 
 def stage(url: str) -> None:
-    with zsq.StageWriter(url, TOPIC, "app", 1) as writer:
+    with zsq.StageWriter(TOPIC, "app", 1, url=url) as writer:
         writer.push(pack([b"x"]))
         writer.seal()
 

@@ -155,7 +155,7 @@ def test_the_broker_refuses_blocks_of_hostile_clients(broker: Broker) -> None:
 
 @pytest.mark.parametrize("wrong", [packed({1: "a"}), packed({"zsq-channel": "c"})])
 def test_the_broker_refuses_staged_blocks_too(broker: Broker, wrong: bytes) -> None:
-    with StageWriter(broker.ipc, "staged", "app", 0, timeout=20) as writer:
+    with StageWriter("staged", "app", 0, url=broker.ipc, timeout=20) as writer:
         writer.push(pack([b"x"], headers=[wrong]))
         with pytest.raises(zsq.UsageError, match="E_BAD_BLOCK"):
             writer.seal()

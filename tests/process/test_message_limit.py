@@ -101,7 +101,7 @@ def test_a_smaller_limit_holds_for_every_door(narrow: Broker) -> None:
         ):
             producer.publish("t", bytes(1001))
         assert producer.publish("t", b"after").offset == 1
-    with StageWriter(narrow.ipc, "t", "app", 1) as writer:
+    with StageWriter("t", "app", 1, url=narrow.ipc) as writer:
         writer.push(pack([bytes(1001)]))
         with pytest.raises(zsq.UsageError, match="over the limit of 1000 bytes"):
             writer.seal()

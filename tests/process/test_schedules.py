@@ -70,12 +70,12 @@ def test_a_due_time_is_published_once_with_a_kill_at_every_step(
     assert done.returncode == 0, done.stderr
     steps = json.loads(done.stdout)
     for needed in (
-        "after StageCommitter.version_here",
+        "after DiskCommitter.version_here",
         "after StageWriter.push",
         "after StageWriter.seal",
-        "before StageCommitter.commit_here",
+        "before DiskCommitter.commit_here",
         "after Asker._send",
-        "after StageCommitter.commit_here",
+        "after DiskCommitter.commit_here",
     ):
         assert needed in steps
     found = due_times(broker)

@@ -26,7 +26,7 @@ def consumer(own_broker: Broker) -> zsq.Consumer:
         admin.create_channel(TOPIC, "c")
         for first in range(0, 600, 100):
             producer.publish_many(TOPIC, BODIES[first : first + 100])
-        with StageCommitter(own_broker.ipc, TOPIC) as committer:
+        with StageCommitter(TOPIC, url=own_broker.ipc) as committer:
             committer.commit("app", 1, [write(own_broker.ipc, BODIES[600:900], per_block=70)])
         producer.publish_many(TOPIC, BODIES[900:])
     return zsq.Consumer(TOPIC, "c", url=own_broker.ipc, ready=50, heartbeat_ms=1_000)
@@ -180,7 +180,7 @@ def test_a_seek_without_an_existing_channel_is_refused(
 def test_a_reader_finds_offsets_by_time_and_by_bytes(own_broker: Broker, way: str) -> None:
     url = own_broker.ipc if way == "ipc" else own_broker.tcp
     before_ns = time.time_ns()
-    with zsq.Producer(url) as producer, StageCommitter(url, TOPIC) as committer:
+    with zsq.Producer(url) as producer, StageCommitter(TOPIC, url=url) as committer:
         producer.publish_many(TOPIC, bodies_of("a", 100, 1_000))
         middle_ns = time.time_ns()
         large = write(url, bodies_of("b", 6_000, 1_000), per_block=50)

@@ -65,10 +65,10 @@ def test_all_clients_find_the_primary_beside_a_standby(
         with zsq.Admin(url, **more) as admin:
             assert topic in admin.topics()
             assert [one.offset for one in admin.peek(topic, count=1).messages] == [0]
-        with StageWriter(url, topic, "app", 1, **more) as writer:
+        with StageWriter(topic, "app", 1, url=url, **more) as writer:
             writer.push(pack([b"two"]))
             part = writer.seal()
-        with StageCommitter(url, topic, **more) as committer:
+        with StageCommitter(topic, url=url, **more) as committer:
             assert committer.commit("app", 1, [part])["messages"] == 1
         with zsq.Reader(topic, url=url, **more) as reader:
             assert reader.head() == (0, 2)

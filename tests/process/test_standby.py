@@ -158,7 +158,7 @@ def test_the_schedules_go_on_at_the_standby(pair: Pair) -> None:
     rows = json.loads((pair.one.data_dir / "registry.json").read_text())["topics"][TOPIC]
     app = f"schedule-{rows['schedules']['daily']['uuid']}"
     due = daily["next_due_ns"] // 10**9
-    with StageCommitter(pair.one.tcp, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=pair.one.tcp) as committer:
         committer.commit(app, due, [])  # as the scheduler does at that time
     pair.wait_shipped(pair.one)
     pair.one.signal_all(signal.SIGKILL)
@@ -418,7 +418,7 @@ def test_clients_leave_a_primary_that_was_replaced_and_does_not_know(cut_pair: C
             reader.head()
 
     def seal() -> None:
-        with StageWriter(one, TOPIC, "app", 1, timeout=2) as writer:
+        with StageWriter(TOPIC, "app", 1, url=one, timeout=2) as writer:
             writer.push(pack([b"-1"]))
             writer.seal()
 

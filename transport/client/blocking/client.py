@@ -217,10 +217,10 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
             end = max(reading.whole("start", start), head) if end is None else end
         place = self._same_place()
         blocks = RangeReader(
-            place["url"],
             self.topic,
             start,
             end,
+            url=place["url"],
             bytes_max=bytes_max,
             bodies=columns is None or "value" in columns,
             timeout=self._timeout,

@@ -42,11 +42,11 @@ class RangeReader(Asker):
 
     def __init__(
         self,
-        url: Url,
         topic: str,
         start: int,
         end: int,
         *,
+        url: Url = None,
         bytes_max: int = 1 << 20,
         bodies: bool = True,
         timeout: float | None = TIMEOUT_S,

@@ -159,7 +159,7 @@ from zsq.transport.block.block import pack
 
 url = sys.argv[1]
 producer, admin = zsq.Producer(url), zsq.Admin(url)
-consumer, stage = zsq.Consumer("t", "c", url=url), zsq.StageWriter(url, "t", "app", 1, timeout=0.1)
+consumer, stage = zsq.Consumer("t", "c", url=url), zsq.StageWriter("t", "app", 1, url=url, timeout=0.1)
 
 
 def push(text):

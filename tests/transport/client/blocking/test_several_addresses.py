@@ -85,7 +85,7 @@ def test_blocking_clients_find_the_primary_beside_a_standby(
         assert admin.ping() == "OK"
     with zsq.Reader("t", url=tuple(url), timeout=20) as reader:
         assert reader.head() == (0, 1)
-    with RangeReader(url, "t", 0, 1, timeout=20) as blocks:
+    with RangeReader("t", 0, 1, url=url, timeout=20) as blocks:
         assert sum(block.count for block in blocks) == 1
     assert (standby.asked > 0) == first, "only the first client has asked, if at all"
     assert standby.asked <= 1
@@ -320,7 +320,7 @@ def use(kind: str, url: Any, timeout: float = 1.0) -> None:
         with zsq.Reader("t", url=url, timeout=timeout) as reader:
             reader.head()
     else:
-        with StageCommitter(url, "t", timeout=timeout) as committer:
+        with StageCommitter("t", url=url, timeout=timeout) as committer:
             committer.commit("app", 1, [])
 
 
