@@ -237,7 +237,7 @@ def test_a_redrive_is_in_the_audit_log_with_its_target(owner: As) -> None:
         wait_for(lambda: end(owner, "noted") == 3, 20, "the second letter")
         lines = [
             line
-            for line in admin.audit(200)
+            for line in admin.audit(count=200)
             if line["action"] == "redrive" and line["topic"] == "noted.c.dead"
         ]
     told = [
@@ -678,7 +678,15 @@ def test_a_storm_of_seeks_leaves_the_others_served(owner: As) -> None:
         with owner.admin() as admin:
             while not over.is_set():  # the next orders are sent before these are answered
                 moves = [
-                    next(seek("stormy", "moved", "earliest" if one % 2 else "latest", False, False))
+                    next(
+                        seek(
+                            "stormy",
+                            "moved",
+                            "earliest" if one % 2 else "latest",
+                            forward=False,
+                            clamp=False,
+                        )
+                    )
                     for one in range(500)
                 ]
                 for request in [admin._send(move) for move in moves]:

@@ -181,7 +181,7 @@ def configure(scene: Scene) -> None:
 
 
 def close_and_open(scene: Scene) -> None:
-    scene.admin.close_topic("t", "consumers")
+    scene.admin.close_topic("t", to="consumers")
     for name in (*PRODUCERS, *CONSUMERS[:1]):
         wait_for(partial(scene.programs[name].lines, "error"), WAIT_S, f"{name} is refused")
     scene.admin.open_topic("t")

@@ -101,7 +101,7 @@ def test_delayed_messages_are_listed_counted_and_cancelled(
     listed = admin.delayed_list("t")
     assert [one["key"] for one in listed] == [other, *keys]
     assert (listed[1]["size"], len(listed[1]["body"]), listed[1]["tag"]) == (300, 200, b"x")
-    assert [one["key"] for one in admin.delayed_list("t", after=keys[0], limit=1)] == [keys[1]]
+    assert [one["key"] for one in admin.delayed_list("t", after=keys[0], count=1)] == [keys[1]]
     count = admin.delayed_count("t")
     assert (count["messages"], count["next_due_ns"]) == (4, int(other[:16], 16))
     assert admin.delayed_cancel("t", [keys[1], keys[1], other]) == [True, False, True]

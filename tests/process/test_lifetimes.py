@@ -130,7 +130,7 @@ def test_dead_letters_of_expired_messages_survive_a_kill(own_broker: Broker) -> 
     with zsq.Admin(own_broker.ipc) as admin, zsq.Producer(own_broker.ipc) as producer:
         admin.create_channel("t", "c", dead_letter_expired=True)
         admin.create_topic("t.c.dead")
-        admin.close_topic("t.c.dead", "publishers")
+        admin.close_topic("t.c.dead", to="publishers")
         producer.publish("t", b"a", headers={"zsq-expires-ms": 0})
         producer.publish("t", b"b")
         assert drained(own_broker.ipc, "t") == [b"b"]
@@ -140,7 +140,7 @@ def test_dead_letters_of_expired_messages_survive_a_kill(own_broker: Broker) -> 
     own_broker.signal_all(signal.SIGKILL)
     own_broker.start()
     with zsq.Admin(own_broker.ipc) as admin:
-        admin.open_topic("t.c.dead", "publishers")
+        admin.open_topic("t.c.dead", to="publishers")
     with (
         zsq.Consumer("t", "c", url=own_broker.ipc) as consumer,
         zsq.Consumer("t.c.dead", "look", url=own_broker.ipc) as letters,

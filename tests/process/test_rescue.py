@@ -95,7 +95,9 @@ def test_acknowledged_messages_that_were_not_shipped_are_published_once(tmp_path
             assert sorted(bodies(second)) == sorted([*before, b"new", *after])
             assert bodies(second)[-len(after) :] == after
             with zsq.Admin(second.ipc) as admin:
-                assert [one["body"] for one in admin.delayed_list(TOPIC, "", 10)] == [b"late"]
+                assert [one["body"] for one in admin.delayed_list(TOPIC, after="", count=10)] == [
+                    b"late"
+                ]
     finally:
         first.close()
         second.close()

@@ -79,7 +79,7 @@ class RedisView:
         topic = self._broker.topic(name.removesuffix(DELAYED))
         if name.endswith(DELAYED):
             return _ids(row["body"] for row in self._broker.admin.delayed_list(topic))
-        found = self._broker.admin.peek(topic, CHANNEL, PEEK_MAX).messages
+        found = self._broker.admin.peek(topic, CHANNEL, count=PEEK_MAX).messages
         return _ids(one.message.body for one in found if one.message and one.state != "in flight")
 
     def zrangebyscore(self, key: str, first: int, last: str) -> list[bytes]:

@@ -251,7 +251,7 @@ def topic_set(topic: str, sync: str | None, as_json: bool, admin: Admin, **reten
     settings = given_settings(TOPIC, retention)
     if not settings and sync is None:
         raise say_what_to_change(TOPIC, "--sync")
-    reply = admin.configure_topic(topic, sync, **settings)
+    reply = admin.configure_topic(topic, sync=sync, **settings)
     if as_json:
         tell({"topic_name": topic, **reply})
     else:

@@ -50,7 +50,7 @@ def delayed_list(topic: str, count: int, after: str, as_json: bool, admin: Admin
     left = count
     while left:
         limit = min(left, LIST_MAX)
-        rows = admin.delayed_list(topic, after, limit)
+        rows = admin.delayed_list(topic, after=after, count=limit)
         for row in rows:
             click.echo(_json(row) if as_json else _line(row))
         if len(rows) < limit:

@@ -229,7 +229,7 @@ def test_delayed_messages_are_listed_and_cancelled(space: Namespace) -> None:
     rows = admin.delayed_list(topic)
     assert [row["key"] for row in rows] == [other, *keys]
     assert (rows[1]["size"], len(rows[1]["body"]), rows[1]["tag"]) == (300, 200, b"x")
-    assert [row["key"] for row in admin.delayed_list(topic, after=keys[0], limit=1)] == [keys[1]]
+    assert [row["key"] for row in admin.delayed_list(topic, after=keys[0], count=1)] == [keys[1]]
     count = admin.delayed_count(topic)
     assert (count["messages"], count["next_due_ns"]) == (4, int(other[:16], 16))
     assert admin.delayed_cancel(topic, [keys[1], keys[1], other]) == [True, False, True]

@@ -17,7 +17,9 @@ from .aio_asker import Asker, Turner
 class Admin(AdminBase[Turner[RequestEngine]], AdminCalls):
     """Manage topics and channels. See `zsq.Admin`."""
 
-    async def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
+    async def peek(
+        self, topic: str, channel: str | None = None, *, count: int = PEEK_COUNT
+    ) -> Peek:
         async with Reader(topic, timeout=self._timeout, **self._same_place()) as reader:
             held = await self._carry_out(peeking.place_of(topic, channel, count))
             return await reader._carry_out(peeking.look(topic, channel, held, count))

@@ -86,7 +86,7 @@ class Admin(AdminBase[Drive[RequestEngine]], AdminCalls):
     the call took effect.
     """
 
-    def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
+    def peek(self, topic: str, channel: str | None = None, *, count: int = PEEK_COUNT) -> Peek:
         """Look at messages without receiving them. Nothing is delivered or finished.
 
         `count`: the largest number of messages of each state, up to 1,000. For a channel, this

@@ -106,9 +106,9 @@ FIND_MAX: Final = 20  # parts at other brokers that are asked for one message
 
 
 def create_topic(
-    name: str,
-    sync: str = "always",
+    topic: str,
     *,
+    sync: str = "always",
     parts: int = 0,
     brokers: Sequence[int] = (),
     **retention: Unpack[RetentionSettings],
@@ -119,7 +119,7 @@ def create_topic(
     the brokers of the cluster, in turn, or at `brokers` (numbers of brokers, see `cluster`). A
     broker without a cluster has all parts itself.
     """
-    check_name(name)
+    check_name(topic)
     _check_sync(sync)
     if parts:
         _check_parts(parts)
@@ -127,7 +127,7 @@ def create_topic(
         raise UsageError(E_BAD_ARGUMENT, "brokers are for the parts of a topic: give parts, too")
     return ask_admin(
         CreateTopicRequest(
-            name,
+            topic,
             sync=sync,
             retention=carried(retention),
             parts=parts or None,
@@ -161,7 +161,7 @@ def move_part(part: str, broker: int) -> Asking[Moving]:
     return ask_admin(MovePartRequest(part, broker=_check_broker(broker)))
 
 
-def remove_part(part: str, force: bool = False) -> Asking[PartRemoved]:
+def remove_part(part: str, *, force: bool = False) -> Asking[PartRemoved]:
     """Remove a part that is closed to publishers, such as "clicks#3". See docs/parts.md.
 
     Raises `Refused` (E_NOT_EMPTY) while the part is open, or a channel has unfinished messages
@@ -225,7 +225,7 @@ def set_auto_balance(
 
 
 def configure_topic(
-    name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]
+    topic: str, *, sync: str | None = None, **retention: Unpack[RetentionSettings]
 ) -> Asking[TopicConfigured]:
     """Change how long a topic keeps messages, see `RetentionSettings`, or its sync mode.
 
@@ -233,13 +233,13 @@ def configure_topic(
     Returns {"retention": all settings in effect, "sync": the sync mode}. The change is durable
     and in effect when this returns.
     """
-    check_name(name)
+    check_name(topic)
     if sync is None and not retention:
         names = ", ".join(("sync", *RetentionSettings.__annotations__))
         raise UsageError(E_BAD_ARGUMENT, f"give at least one setting to change: {names}")
     if sync is not None:
         _check_sync(sync)
-    return ask_admin(ConfigureTopicRequest(name, sync=sync, settings=carried(retention)))
+    return ask_admin(ConfigureTopicRequest(topic, sync=sync, settings=carried(retention)))
 
 
 def create_channel(topic: str, channel: str, **settings: Unpack[NewChannelOptions]) -> Asking[Made]:
@@ -266,21 +266,21 @@ def configure_channel(
     return ask_admin(ConfigureChannelRequest(*_names(topic, channel), settings=on_wire(settings)))
 
 
-def delete_topic(name: str, force: bool = False) -> Asking[Nothing]:
+def delete_topic(topic: str, *, force: bool = False) -> Asking[Nothing]:
     """Delete a topic.
 
     Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True. A
     topic with parts must then be closed to publishers, and all of its brokers must answer.
     """
-    request = DeleteRequest(check_name(name), force=force)
+    request = DeleteRequest(check_name(topic), force=force)
     try:
         return (yield from ask_admin(request))
     except HasParts:
-        yield from ask_admin(CheckDrainedRequest(name))
+        yield from ask_admin(CheckDrainedRequest(topic))
         return (yield from ask_admin(replace(request, drained=True)))
 
 
-def close_topic(name: str, to: Side = "publishers") -> Asking[Closed]:
+def close_topic(topic: str, *, to: Side = "publishers") -> Asking[Closed]:
     """Close a topic to publishers, or to publishers and consumers.
 
     `to="publishers"`: publishers are refused with E_CLOSED, and consumers can finish the
@@ -289,19 +289,19 @@ def close_topic(name: str, to: Side = "publishers") -> Asking[Closed]:
     "publishers" or "consumers"}. The change is durable, and in effect everywhere, when this
     returns.
     """
-    return ask_admin(CloseRequest(check_name(name), to=to))
+    return ask_admin(CloseRequest(check_name(topic), to=to))
 
 
-def open_topic(name: str, to: Side = "publishers") -> Asking[Closed]:
+def open_topic(topic: str, *, to: Side = "publishers") -> Asking[Closed]:
     """Open a closed topic.
 
     `to="publishers"`: open it to everyone. `to="consumers"`: open it only to consumers, so that
     they can finish the messages that are left. Returns {"closed": "" or "publishers"}.
     """
-    return ask_admin(OpenRequest(check_name(name), to=to))
+    return ask_admin(OpenRequest(check_name(topic), to=to))
 
 
-def delete_channel(topic: str, channel: str, force: bool = False) -> Asking[Nothing]:
+def delete_channel(topic: str, channel: str, *, force: bool = False) -> Asking[Nothing]:
     """Delete a channel.
 
     Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True.
@@ -335,7 +335,7 @@ def empty(topic: str, channel: str | None = None) -> Asking[Nothing]:
 
 
 def seek(
-    topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False
+    topic: str, channel: str, where: Place, *, forward: bool = False, clamp: bool = False
 ) -> Asking[Moved]:
     """Move a channel: back, to read messages again, or forward, to leave messages out.
 
@@ -432,6 +432,7 @@ def redrive_to(
     to: str,
     channel: str | None,
     origin: tuple[str, str, str],
+    *,
     chosen: bool = False,
 ) -> Asking[Nothing]:
     """Ask whether dead letters of `dead_topic` may be published to topic `to`, as `zsq redrive`
@@ -454,13 +455,13 @@ def redrive_to(
     )
 
 
-def delayed_list(topic: str, after: str = "", limit: int = 1_000) -> Asking[list[DelayedRow]]:
+def delayed_list(topic: str, *, after: str = "", count: int = 1_000) -> Asking[list[DelayedRow]]:
     """Return the delayed messages that wait, the next due one first.
 
     Each row has key, due_ns, size, body (its first 200 bytes), tag, and message_key. At most
-    `limit` (1,000) are returned. To get more, call it again with `after` set to the last key.
+    `count` (1,000) are returned. To get more, call it again with `after` set to the last key.
     """
-    request = ListDelayedRequest(check_name(topic), after=after, limit=limit)
+    request = ListDelayedRequest(check_name(topic), after=after, limit=count)
     answer = yield from ask_admin(request)
     return list(answer["messages"])
 
@@ -654,7 +655,7 @@ def unfinished(topic: str, channel: str) -> Asking[int]:
 
 
 def overview(
-    since: int = 0, *, processes: bool = False, alarms: bool = False
+    *, since: int = 0, processes: bool = False, alarms: bool = False
 ) -> Asking[OverviewAnswer]:
     """Return all topics and channels with the values that they last reported.
 
@@ -713,7 +714,7 @@ def find_message(id: str) -> Asking[list[str]]:
 
 
 def history(
-    topic: str, channel: str | None = None, span: str = "1d", points: int = 240
+    topic: str, channel: str | None = None, *, span: str = "1d", points: int = 240
 ) -> Asking[FigureHistory]:
     """Return values of a topic or channel over a day ("1d") or 30 days ("30d").
 
@@ -725,7 +726,7 @@ def history(
 
 
 def alarm_ack(
-    topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0
+    topic: str = "", channel: str = "", *, figure: str = "", seconds: float = 0
 ) -> Asking[Silenced]:
     """Acknowledge the raised alarms of a topic or channel, or silence them for some time.
 
@@ -740,13 +741,13 @@ def alarm_ack(
     return ask_admin(SilenceAlarmRequest(topic, channel, figure=figure, seconds=seconds))
 
 
-def alarm_unack(topic: str = "", channel: str = "", figure: str = "") -> Asking[Silenced]:
+def alarm_unack(topic: str = "", channel: str = "", *, figure: str = "") -> Asking[Silenced]:
     """End the silences of a topic or channel. Receivers then hear of alarms that are raised."""
     topic = check_name(topic) if topic else ""
     return ask_admin(EndSilenceRequest(topic, channel, figure=figure))
 
 
-def audit(count: int = 100, topic: str = "") -> Asking[list[AuditEntry]]:
+def audit(*, count: int = 100, topic: str = "") -> Asking[list[AuditEntry]]:
     """Return the newest entries of the audit log, the newest first.
 
     `topic`: only entries about this topic. Each entry has "time", "action", "topic", "channel",

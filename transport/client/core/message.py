@@ -395,7 +395,7 @@ class Message(MessageView):
 
     __slots__ = ()
 
-    def finish(self, sync: bool = False) -> None:
+    def finish(self, *, sync: bool = False) -> None:
         """Finish the message.
 
         Without `sync`, this returns at once. The finish is sent to the broker soon (within 20 ms,
@@ -524,7 +524,7 @@ class Batch(BatchView[Message]):
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages())
 
-    def finish(self, sync: bool = False) -> None:
+    def finish(self, *, sync: bool = False) -> None:
         """Finish all messages of the batch, as one range. See `Message.finish`."""
         self.delivery.check_open()
         if sync:

@@ -111,10 +111,10 @@ class ActionHandlers:
             "/api/topic/unpause": lambda topic, *_: source.unpause(topic),
             "/api/topic/empty": lambda topic, *_: source.empty(topic),
             "/api/topic/close": lambda topic, _, options, __: source.close_topic(
-                topic, _side(options)
+                topic, to=_side(options)
             ),
             "/api/topic/open": lambda topic, _, options, __: source.open_topic(
-                topic, _side(options)
+                topic, to=_side(options)
             ),
             "/api/topic/delete": lambda topic, _, options, __: source.delete_topic(
                 topic, force=options.get("force") is True
@@ -189,7 +189,7 @@ class ActionHandlers:
             raise bad("retention must be an object of settings")
         return await self._source.create_topic(
             topic,
-            cast("str", options.get("sync") or "always"),
+            sync=cast("str", options.get("sync") or "always"),
             **_known(retention, RetentionSettings),
         )
 
@@ -357,9 +357,11 @@ class ActionHandlers:
             raise api_error("UNAUTHORIZED")
         try:
             if request.url.path.endswith("/ack"):
-                silenced = await self._source.alarm_ack(topic, channel, figure, seconds=seconds)
+                silenced = await self._source.alarm_ack(
+                    topic, channel, figure=figure, seconds=seconds
+                )
             else:
-                silenced = await self._source.alarm_unack(topic, channel, figure)
+                silenced = await self._source.alarm_unack(topic, channel, figure=figure)
             return answer({"done": True, **silenced})
         finally:
             self._stir()

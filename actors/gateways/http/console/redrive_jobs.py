@@ -329,7 +329,9 @@ class RedriveJobs:
                 principal.require(Action.PUBLISH, route.place.topic)
                 if route.place.channel:
                     check_address(principal, route.place.topic)
-                await self._source.redrive_to(job.topic, *route.place, route.origin, route.chosen)
+                await self._source.redrive_to(
+                    job.topic, *route.place, route.origin, chosen=route.chosen
+                )
             except ZsqError as error:
                 plan.known(route, error)
             else:

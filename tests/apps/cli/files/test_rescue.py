@@ -87,7 +87,7 @@ def stored(broker: LocalBroker, topic: str) -> list[bytes]:
 
 def delayed(broker: LocalBroker, topic: str) -> list[bytes]:
     with zsq.Admin(broker.url) as admin:
-        return [one["body"] for one in admin.delayed_list(topic, "", 100)]
+        return [one["body"] for one in admin.delayed_list(topic, after="", count=100)]
 
 
 def published(aside: Aside) -> Path:

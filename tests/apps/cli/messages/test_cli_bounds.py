@@ -34,12 +34,12 @@ class Listing(Closing):
 
     asked: list[int]
 
-    def delayed_list(self, topic: str, after: str, limit: int) -> list[dict[str, Any]]:
-        self.asked.append(limit)
+    def delayed_list(self, topic: str, *, after: str, count: int) -> list[dict[str, Any]]:
+        self.asked.append(count)
         first = int(after, 16) + 1 if after else 0
         return [
             {"key": f"{number:032x}", "due_ns": 0, "size": 1, "body": b"x"}
-            for number in range(first, min(first + limit, 2_500))
+            for number in range(first, min(first + count, 2_500))
         ]
 
 
