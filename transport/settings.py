@@ -534,8 +534,8 @@ class Retention(Record):
         return asdict(self)
 
 
-class RetentionSettings(TypedDict, total=False):
-    """The retention of a topic. -1 means no limit. None means the broker's default.
+class TopicOptions(TypedDict, total=False):
+    """The settings of a topic. -1 means no limit. None means the broker's default.
 
     Whole chunks (log files) are removed. `keep_*` limits the messages that every channel has
     finished. They are removed when any of these limits is exceeded. Without any of them,

@@ -155,7 +155,7 @@ def test_retention_is_changed_and_a_wrong_value_is_refused(
     dialog.locator("[name=keep_bytes]").fill("none")
     window.agree("Save")
     window.sees("7 d")
-    retention = admin.stats("kept")["topics"][0]["retention"]
+    retention = admin.stats("kept")["topics"][0]["settings"]
     assert (retention["keep_time_s"], retention["keep_bytes"]) == (7 * 86400, -1)
 
 

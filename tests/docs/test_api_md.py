@@ -22,7 +22,7 @@ from zsq.transport.client.core import handling
 from zsq.transport.client.core.message import Fetched, StoredMessage
 from zsq.transport.client.core.peeking import Peek, Peeked
 from zsq.transport.client.core.reading import Archive, Measured
-from zsq.transport.settings import NewChannelOptions, RetentionSettings
+from zsq.transport.settings import NewChannelOptions, TopicOptions
 from zsq.transport.wire import answers
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "api.md"
@@ -49,7 +49,7 @@ DATABASES: Final = (zsq.inbox.Inbox, zsq.inbox.Positions, zsq.outbox.Outbox)
 GIVEN: Final = {"Receipt", "Batch", "Message"}  # users do not create these themselves
 RECORDS: Final = (
     NewChannelOptions,
-    RetentionSettings,
+    TopicOptions,
     Fetched,
     Archive,
     Measured,

@@ -262,7 +262,7 @@ def test_no_message_has_an_effect_without_permission(
             assert all("pid" not in row for row in raw.ask(p.Stats(9, "", "")).data["processes"])
     with zsq.Admin(broker.ipc) as admin:
         after = admin.stats()["topics"]
-    same = ("topic_name", "message_count", "depth", "paused", "closed", "head", "retention")
+    same = ("topic_name", "message_count", "depth", "paused", "closed", "head", "settings")
     assert [{name: row[name] for name in same} for row in after] == [
         {name: row[name] for name in same} for row in before
     ]

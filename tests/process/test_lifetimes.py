@@ -240,7 +240,7 @@ def test_the_command_cancels_by_offset_key_and_id(doors: Broker) -> None:
     refused = run_zsq(doors, "pub", "cli", "x", "--expires-in", "1s", "--delay", "2s")
     assert "it would expire before it is due" in refused.stderr
     with zsq.Producer(doors.tcp) as producer:
-        delayed = str(producer.publish("cli", b"later", delay=600).key)
+        delayed = str(producer.publish("cli", b"later", delay=600).delayed_key)
     done = run_zsq(doors, "cancel", "cli", "0", delayed, "--yes", "--json")
     assert json.loads(done.stdout) == {
         "topic": "cli", "cancelled": {"c": [0]}, "delayed": [delayed], "not_cancelled": [],
@@ -248,7 +248,7 @@ def test_the_command_cancels_by_offset_key_and_id(doors: Broker) -> None:
     again = run_zsq(doors, "cancel", "cli", "0", delayed, "--yes")
     assert again.returncode == 1
     assert again.stderr == f"zsq: not cancelled, because nothing waits: 0, {delayed}\n"
-    revoked = run_zsq(doors, "cancel", "cli", "--key", "k", "--yes")
+    revoked = run_zsq(doors, "cancel", "cli", "--revoke-key", "k", "--yes")
     assert revoked.stdout == "cli: 1 key revoked, 0 delayed messages removed\n"
     assert run_zsq(doors, "cancel", "cli").returncode == 2
     assert drained(doors.tcp, "cli") == [b"three"]

@@ -122,7 +122,7 @@ def test_a_part_moves_and_comes_back_with_all_that_belongs_to_it(cluster: Cluste
             before = found
             assert admin.delayed_count("t#1")["messages"] == 1
             (shown,) = admin.stats("t#1")["topics"]
-            assert shown["retention"]["keep_bytes"] == 1 << 30
+            assert shown["settings"]["keep_bytes"] == 1 << 30
             assert {one["channel_name"]: one["paused"] for one in shown["channels"]} == {
                 "c": False,
                 "late": True,

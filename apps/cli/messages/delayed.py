@@ -56,7 +56,7 @@ def delayed_list(topic: str, count: int, after: str, as_json: bool, admin: Admin
         if len(rows) < limit:
             return
         left -= len(rows)
-        after = rows[-1]["key"]
+        after = rows[-1]["delayed_key"]
 
 
 @delayed.command("count")
@@ -115,7 +115,7 @@ def _line(row: DelayedRow) -> str:
         letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in body[:BODY_CHARACTERS]
     )
     more = "..." if row["size"] > len(row["body"]) or len(body) > BODY_CHARACTERS else ""
-    return f"{row['key']}  {_when(row['due_ns'])}  {row['size']:>9,}  {shown}{more}"
+    return f"{row['delayed_key']}  {_when(row['due_ns'])}  {row['size']:>9,}  {shown}{more}"
 
 
 def _json(row: DelayedRow) -> str:

@@ -224,12 +224,14 @@ def test_delayed_messages_are_listed_and_cancelled(space: Namespace) -> None:
         .publish_many(topic, [b"a" * 300, b"b", b"c"], tags=["x", None, None], delay=7200)
         .delayed_keys()
     )
-    other = space.publish("t", b"d", delay=3600).key
+    other = space.publish("t", b"d", delay=3600).delayed_key
     assert other is not None
     rows = admin.delayed_list(topic)
-    assert [row["key"] for row in rows] == [other, *keys]
+    assert [row["delayed_key"] for row in rows] == [other, *keys]
     assert (rows[1]["size"], len(rows[1]["body"]), rows[1]["tag"]) == (300, 200, b"x")
-    assert [row["key"] for row in admin.delayed_list(topic, after=keys[0], count=1)] == [keys[1]]
+    assert [row["delayed_key"] for row in admin.delayed_list(topic, after=keys[0], count=1)] == [
+        keys[1]
+    ]
     count = admin.delayed_count(topic)
     assert (count["messages"], count["next_due_ns"]) == (4, int(other[:16], 16))
     assert admin.delayed_cancel(topic, [keys[1], keys[1], other]) == [True, False, True]

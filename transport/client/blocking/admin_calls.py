@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
-from ...settings import ChannelOptions, NewChannelOptions, RetentionSettings
+from ...settings import ChannelOptions, NewChannelOptions, TopicOptions
 from ...wire.admin_requests import Side
 from ...wire.answers import (
     Added,
@@ -46,7 +46,7 @@ class AdminCalls(Asker):
         sync: str = "always",
         parts: int = 0,
         brokers: Sequence[int] = (),
-        **retention: Unpack[RetentionSettings],
+        **settings: Unpack[TopicOptions],
     ) -> Made:
         """Create a topic. Returns {"existed": True} if it existed and so was not changed.
 
@@ -55,7 +55,7 @@ class AdminCalls(Asker):
         broker without a cluster has all parts itself.
         """
         return self._carry_out(
-            administration.create_topic(topic, sync=sync, parts=parts, brokers=brokers, **retention)
+            administration.create_topic(topic, sync=sync, parts=parts, brokers=brokers, **settings)
         )
 
     def add_parts(self, topic: str, count: int, *, brokers: Sequence[int] = ()) -> Added:
@@ -127,15 +127,15 @@ class AdminCalls(Asker):
         )
 
     def configure_topic(
-        self, topic: str, *, sync: str | None = None, **retention: Unpack[RetentionSettings]
+        self, topic: str, *, sync: str | None = None, **settings: Unpack[TopicOptions]
     ) -> TopicConfigured:
-        """Change how long a topic keeps messages, see `RetentionSettings`, or its sync mode.
+        """Change the settings of a topic, see `TopicOptions`, or its sync mode.
 
         `sync`: always, bucket, interval, or never. All that was published before is synced first.
-        Returns {"retention": all settings in effect, "sync": the sync mode}. The change is durable
+        Returns {"settings": all settings in effect, "sync": the sync mode}. The change is durable
         and in effect when this returns.
         """
-        return self._carry_out(administration.configure_topic(topic, sync=sync, **retention))
+        return self._carry_out(administration.configure_topic(topic, sync=sync, **settings))
 
     def create_channel(
         self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]
@@ -303,8 +303,9 @@ class AdminCalls(Asker):
     def delayed_list(self, topic: str, *, after: str = "", count: int = 1000) -> list[DelayedRow]:
         """Return the delayed messages that wait, the next due one first.
 
-        Each row has key, due_ns, size, body (its first 200 bytes), tag, and message_key. At most
-        `count` (1,000) are returned. To get more, call it again with `after` set to the last key.
+        Each row has delayed_key, due_ns, size, body (its first 200 bytes), key, and tag. At most
+        `count` (1,000) are returned. To get more, call it again with `after` set to the last
+        delayed_key.
         """
         return self._carry_out(administration.delayed_list(topic, after=after, count=count))
 

@@ -106,7 +106,7 @@ class ReceiptView:
 
         It is None while it is not known. It is -1 if the message is stored but the broker no longer
         remembers the offset. A delayed message has no offset before it is due, so this is -1 too.
-        Such a message has a `key` instead. In a topic with parts, the offset counts in `part`. It
+        Such a message has a `delayed_key` instead. In a topic with parts, the offset counts in `part`. It
         is -1 if the messages went to several parts, and `places` has all of them.
         """
         first, index = self._pending[0], self._index
@@ -176,7 +176,7 @@ class ReceiptView:
         )
 
     @property
-    def key(self) -> str | None:
+    def delayed_key(self) -> str | None:
         """The key of the first delayed message (32 hex digits), for `Admin.delayed_cancel`.
 
         It is None if no message is delayed, or if the broker has not answered yet.
@@ -225,7 +225,9 @@ class ReceiptView:
         return offset
 
     def __repr__(self) -> str:
-        where = f"offset {self.offset}" if self.key is None else f"delayed, {self.key}"
+        where = (
+            f"offset {self.offset}" if self.delayed_key is None else f"delayed, {self.delayed_key}"
+        )
         state = (
             where
             if self.done and not self.error
@@ -450,7 +452,7 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
         `delay`: seconds or a timedelta (at most 366 days). The message is added to the topic after
         this time, never earlier. A delayed message is sent at once, even with a `linger_ms` above
         0. Like any other message, it is durable when `publish` returns only if `linger_ms` is 0.
-        Its receipt has a `key` instead of an offset.
+        Its receipt has a `delayed_key` instead of an offset.
 
         `expires_in`: seconds or a timedelta, above the delay. No handler begins the message later
         than this after the broker got it. `revoke_key`: a text of at most 256 bytes, by which

@@ -21,7 +21,7 @@ from ...errors import (
     UsageError,
 )
 from ...names import PARTS_MAX, base_of, check_name, part_name, part_of
-from ...settings import SYNC_MODES, ChannelOptions, NewChannelOptions, RetentionSettings
+from ...settings import SYNC_MODES, ChannelOptions, NewChannelOptions, TopicOptions
 from ...wire.admin_requests import (
     AddPartsRequest,
     AddScheduleRequest,
@@ -111,7 +111,7 @@ def create_topic(
     sync: str = "always",
     parts: int = 0,
     brokers: Sequence[int] = (),
-    **retention: Unpack[RetentionSettings],
+    **settings: Unpack[TopicOptions],
 ) -> Asking[Made]:
     """Create a topic. Returns {"existed": True} if it existed and so was not changed.
 
@@ -129,7 +129,7 @@ def create_topic(
         CreateTopicRequest(
             topic,
             sync=sync,
-            retention=carried(retention),
+            settings=carried(settings),
             parts=parts or None,
             brokers=tuple(brokers or ()),
         )
@@ -225,21 +225,21 @@ def set_auto_balance(
 
 
 def configure_topic(
-    topic: str, *, sync: str | None = None, **retention: Unpack[RetentionSettings]
+    topic: str, *, sync: str | None = None, **settings: Unpack[TopicOptions]
 ) -> Asking[TopicConfigured]:
-    """Change how long a topic keeps messages, see `RetentionSettings`, or its sync mode.
+    """Change the settings of a topic, see `TopicOptions`, or its sync mode.
 
     `sync`: always, bucket, interval, or never. All that was published before is synced first.
-    Returns {"retention": all settings in effect, "sync": the sync mode}. The change is durable
+    Returns {"settings": all settings in effect, "sync": the sync mode}. The change is durable
     and in effect when this returns.
     """
     check_name(topic)
-    if sync is None and not retention:
-        names = ", ".join(("sync", *RetentionSettings.__annotations__))
+    if sync is None and not settings:
+        names = ", ".join(("sync", *TopicOptions.__annotations__))
         raise UsageError(E_BAD_ARGUMENT, f"give at least one setting to change: {names}")
     if sync is not None:
         _check_sync(sync)
-    return ask_admin(ConfigureTopicRequest(topic, sync=sync, settings=carried(retention)))
+    return ask_admin(ConfigureTopicRequest(topic, sync=sync, settings=carried(settings)))
 
 
 def create_channel(topic: str, channel: str, **settings: Unpack[NewChannelOptions]) -> Asking[Made]:
@@ -458,8 +458,9 @@ def redrive_to(
 def delayed_list(topic: str, *, after: str = "", count: int = 1_000) -> Asking[list[DelayedRow]]:
     """Return the delayed messages that wait, the next due one first.
 
-    Each row has key, due_ns, size, body (its first 200 bytes), tag, and message_key. At most
-    `count` (1,000) are returned. To get more, call it again with `after` set to the last key.
+    Each row has delayed_key, due_ns, size, body (its first 200 bytes), key, and tag. At most
+    `count` (1,000) are returned. To get more, call it again with `after` set to the last
+    delayed_key.
     """
     request = ListDelayedRequest(check_name(topic), after=after, limit=count)
     answer = yield from ask_admin(request)
