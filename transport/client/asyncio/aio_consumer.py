@@ -28,7 +28,7 @@ from .aio_runner import BatchRunner, Runner
 
 
 class Message(MessageView):
-    """One message. Answer it once: with `finish`, `requeue`, `defer`, or `reject`."""
+    """One message. Answer it once: with `finish`, `requeue`, `defer`, or `reject`. `body` is bytes."""
 
     __slots__ = ()
 

@@ -391,7 +391,7 @@ class MessageView:
 
 
 class Message(MessageView):
-    """One message. Answer it once: with `finish`, `requeue`, `defer`, or `reject`."""
+    """One message. Answer it once: with `finish`, `requeue`, `defer`, or `reject`. `body` is bytes."""
 
     __slots__ = ()
 
