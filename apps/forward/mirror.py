@@ -283,7 +283,7 @@ class LogMirror:
         self._tags = frozenset(tag.encode() for tag in split_tags(row["settings"]["tags"] or ""))
         begin = self._first_unfinished(row["next_offset"])
         offset = self._target.open(app_of(self._uuid, plan.channel), begin)
-        head = self._reader.head()[1]
+        head = self._reader.bounds()[1]
         if offset > head:
             # Else the next messages would be taken for those that the target has.
             text = (

@@ -199,7 +199,7 @@ class TopicLogs:
             # extent differ.
             for _ in range(TRIES):
                 uuid = reader.uuid()
-                start, head = reader.head()
+                start, head = reader.bounds()
                 if reader.uuid() == uuid:
                     return Extent(start, head, uuid)
             raise Refused(

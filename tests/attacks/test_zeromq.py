@@ -180,7 +180,7 @@ def end(who: As, topic: str) -> int:
     """Return how many messages were ever in the topic, or 0 if it does not exist."""
     try:
         with zsq.Reader(topic, url=who.broker.ipc) as reader:
-            return reader.head()[1]
+            return reader.bounds()[1]
     except zsq.NotFound:
         return 0
 
@@ -571,7 +571,7 @@ def until_refused(order: Callable[[int], object]) -> tuple[int, zsq.Refused]:
 
 def end_of(broker: Broker, topic: str) -> int:
     with zsq.Reader(topic, url=broker.ipc, patient=True) as reader:
-        return reader.head()[1]
+        return reader.bounds()[1]
 
 
 def test_delayed_messages_stop_at_the_bound_of_their_topic(owner: As) -> None:

@@ -174,7 +174,7 @@ def _is_needed(one: inspect.Parameter) -> bool:
 
 def _keys(kind: Any) -> dict[str, str]:
     return {
-        key: getattr(value, "__forward_arg__", None) or getattr(value, "__name__", str(value))
+        key: str(getattr(value, "__forward_arg__", getattr(value, "__name__", value)))
         for key, value in sorted(kind.__annotations__.items())
     }
 

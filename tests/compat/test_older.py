@@ -52,7 +52,7 @@ def test_a_data_directory_of_an_older_version_opens_with_all_that_is_in_it(
     broker: Broker, expected: Any
 ) -> None:
     with zsq.Admin(broker.ipc) as admin, zsq.Reader("orders", url=broker.ipc) as reader:
-        assert reader.head()[0] == 0
+        assert reader.bounds()[0] == 0
         stored = [reader.message(offset) for offset in range(older.MESSAGES + 1)]
         assert (
             hashlib.sha256(b"\n".join(one.body for one in stored[:-1])).hexdigest()
@@ -67,13 +67,13 @@ def test_a_data_directory_of_an_older_version_opens_with_all_that_is_in_it(
         assert not row["lost_messages"]
         # A delayed message is in the log once it is due. So the delayed messages and those that
         # became due are together all that were published with a delay.
-        came = reader.head()[1] - older.MESSAGES - 1
+        came = reader.bounds()[1] - older.MESSAGES - 1
         assert admin.delayed_count("orders")["messages"] + came == expected["delayed"]
         quiet = _row(admin, "quiet")
         assert quiet["channels"][0]["paused"]
         assert quiet["channels"][0]["depth"] == expected["quiet"]
     with zsq.Reader("orders.work.dead", url=broker.ipc) as reader:
-        assert reader.head() == (0, len(expected["dead"]))
+        assert reader.bounds() == (0, len(expected["dead"]))
         assert reader.message(0).body == older.bodies()[expected["dead"][0]]
 
 

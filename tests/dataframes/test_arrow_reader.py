@@ -144,7 +144,7 @@ def test_lost_offsets_raise_or_are_left_out_with_a_warning(
         with pytest.raises(zsq.DataLoss, match="offsets 2 to 4"):
             reader.arrow(0, 5).read_all()
         logging.getLogger("zsq").propagate = True
-        assert reader.arrow(0, 5, fail_on_data_loss=False).read_all().num_rows == 2
+        assert reader.arrow(0, 5, on_data_loss="warn").read_all().num_rows == 2
     assert "3 messages of topic" in caplog.text
 
 

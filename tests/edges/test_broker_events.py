@@ -238,7 +238,7 @@ def check_stored_once(scene: Scene) -> None:
     ]
     found: Counter[bytes | None] = Counter()
     with zsq.Reader("t", url=scene.broker.tcp) as reader:
-        offset, head = reader.head()
+        offset, head = reader.bounds()
         while offset < head:
             fetched = reader.read(offset)
             for block in fetched.blocks:

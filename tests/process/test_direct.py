@@ -49,7 +49,7 @@ def used(kind: str, url: str, **options: Any) -> set[str]:
             assert admin.ping() == "OK"
             return ways(admin)
     with zsq.Reader("t", url=url, **options) as reader:
-        assert reader.head()[1] > 0
+        assert reader.bounds()[1] > 0
         return ways(reader)
 
 

@@ -166,7 +166,7 @@ def test_a_client_with_an_unknown_key_is_told_which_key(broker: Broker, ring: Ke
         zsq.Reader("clicks", url=broker.tcp, key_file=keys, timeout=20) as reader,
         pytest.raises(Refused) as caught,
     ):
-        reader.head()
+        reader.bounds()
     assert caught.value.code == E_FORBIDDEN
     assert keys.public in caught.value.text
     assert keys.secret not in caught.value.text

@@ -51,7 +51,7 @@ def stored(cluster: Cluster, number: int = 1, start: int = 0) -> list[tuple[int,
     """Return the offset and the body of all messages of a part."""
     found: list[tuple[int, bytes]] = []
     with zsq.Reader("t", part=number, url=cluster.url) as reader:
-        at, head = max(start, reader.head()[0]), reader.head()[1]
+        at, head = max(start, reader.bounds()[0]), reader.bounds()[1]
         while at < head:
             fetched = reader.read(at)
             for block in fetched.blocks:

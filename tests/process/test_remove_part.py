@@ -96,7 +96,7 @@ def test_a_part_is_closed_drained_and_removed_while_clients_go_on(shared: Cluste
             zsq.Reader(topic, part=number, url=shared.url) as reader,
             pytest.raises(zsq.NotFound, match=f"part {part} was removed"),
         ):
-            reader.head()
+            reader.bounds()
         assert admin.ended(part) == mine
         # Its number is not used again.
         admin.add_parts(topic, 1)

@@ -23,7 +23,7 @@ TOPIC = "clicks"
 def bodies(broker: Broker) -> list[bytes]:
     found: list[bytes] = []
     with zsq.Reader(TOPIC, url=broker.ipc) as reader:
-        offset, end = reader.head()
+        offset, end = reader.bounds()
         while offset < end:
             fetched = reader.read(offset, 1 << 20)
             found += [bytes(one or b"") for block in fetched.blocks for one in block.body.values()]

@@ -54,7 +54,7 @@ def are_at_rest(admin: zsq.Admin, broker: LocalBroker) -> bool:
 def messages(broker: LocalBroker) -> list[zsq.StoredMessage]:
     """Return all messages of the topic, in its order."""
     with zsq.Reader(TOPIC, url=broker.url, patient=True, timeout=30) as reader:
-        return [reader.message(offset) for offset in range(*reader.head())]
+        return [reader.message(offset) for offset in range(*reader.bounds())]
 
 
 def due_times(broker: LocalBroker) -> list[str]:

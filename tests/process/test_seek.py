@@ -189,7 +189,7 @@ def test_a_reader_finds_offsets_by_time_and_by_bytes(own_broker: Broker, way: st
         after_ns = time.time_ns()
         producer.publish_many(TOPIC, bodies_of("d", 100, 1_000))
     with zsq.Reader(TOPIC, url=url) as reader, zsq.Admin(url) as admin:
-        assert reader.head() == (0, 6_300)
+        assert reader.bounds() == (0, 6_300)
         assert reader.uuid() == admin.stats(TOPIC)["topics"][0]["uuid"]
         asked = [0, before_ns, middle_ns, after_ns, time.time_ns()]
         assert [reader.offset_at(at) for at in asked] == [0, 0, 100, 6_200, 6_300]

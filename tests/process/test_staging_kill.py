@@ -173,7 +173,7 @@ def commit(committer: StageCommitter, version: int, part: StagePart, task: Task)
 
 def reaches(broker: Broker, head: int) -> bool:
     with zsq.Reader(TOPIC, url=broker.ipc) as reader:
-        return reader.head()[1] >= head
+        return reader.bounds()[1] >= head
 
 
 def test_a_commit_waits_in_the_pipe_of_a_stopped_storage_that_is_killed(own_broker: Broker) -> None:

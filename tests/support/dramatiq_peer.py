@@ -168,7 +168,7 @@ class PeerBroker(ZsqBroker):
         """Return the dead letters since `forget`."""
         topic = f"{self.topic(queue_name)}.{CHANNEL}.dead"
         with zsq.Reader(topic, url=self.url) as reader, contextlib.suppress(zsq.NotFound):
-            for offset in range(self._dead_before.get(topic, 0), reader.head()[1]):
+            for offset in range(self._dead_before.get(topic, 0), reader.bounds()[1]):
                 yield reader.message(offset).body
 
     def forget(self) -> None:
@@ -178,7 +178,7 @@ class PeerBroker(ZsqBroker):
                 continue
             if topic.endswith(".dead"):
                 with zsq.Reader(topic, url=self.url) as reader:
-                    self._dead_before[topic] = reader.head()[1]
+                    self._dead_before[topic] = reader.bounds()[1]
             else:
                 self.admin.delayed_cancel_all(topic)
                 self.admin.empty(topic, CHANNEL)

@@ -384,7 +384,7 @@ class _DrainClients:
         try:
             if topic not in self._readers:
                 self._readers[topic] = Reader(topic, url=self._url, **self._options)
-            self._readers[topic].head()
+            self._readers[topic].bounds()
         except HasParts as error:
             keys = parts_of_keys(error.spread)
         except NotFound:

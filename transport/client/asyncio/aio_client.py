@@ -45,8 +45,8 @@ class Reader(ReaderBase[Turner[RequestEngine]], Asker):
         request = reading.read_on(self.topic, offset, bytes_max, self._on_data_loss)
         return await self._carry_out(request)
 
-    async def head(self) -> tuple[int, int]:
-        return await self._carry_out(reading.head())
+    async def bounds(self) -> tuple[int, int]:
+        return await self._carry_out(reading.bounds())
 
     async def offset_at(self, time_ns: int) -> int:
         return await self._carry_out(reading.offset_at(time_ns))
@@ -64,6 +64,6 @@ class Reader(ReaderBase[Turner[RequestEngine]], Asker):
         return await self._carry_out(reading.measure(start, end, bytes_max))
 
     async def uuid(self) -> str:
-        await self.head()
+        await self.bounds()
         assert self._made is not None
         return self._made.engine.uuid

@@ -136,9 +136,9 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
         request = reading.read_on(self.topic, offset, bytes_max, self._on_data_loss)
         return self._carry_out(request)
 
-    def head(self) -> tuple[int, int]:
+    def bounds(self) -> tuple[int, int]:
         """Return (oldest kept offset, next offset of the topic): the range that can be read now."""
-        return self._carry_out(reading.head())
+        return self._carry_out(reading.bounds())
 
     def offset_at(self, time_ns: int) -> int:
         """Return the first offset that was stored at this time (nanoseconds since 1970) or later.
@@ -181,7 +181,7 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
 
         A topic that was deleted and created again has another uuid.
         """
-        self.head()
+        self.bounds()
         assert self._made is not None
         return self._made.engine.uuid
 
@@ -192,7 +192,7 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
         *,
         columns: Sequence[str] | None = None,
         bytes_max: int = ARROW_BYTES,
-        fail_on_data_loss: bool = True,
+        on_data_loss: OnDataLoss = "fail",
     ) -> pyarrow.RecordBatchReader:
         """Return the messages from `start` to `end` (exclusive) as a stream of Arrow batches.
 
@@ -205,14 +205,14 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
           `timestampType`, `topic`, `partition`, `key`, `tag`, `value` (the body), and `headers`,
           with the names and types of Spark's. The default leaves out `timestampType`, `topic` and
           `partition`.
-        - `fail_on_data_loss`: As in `RangeReader`: with False, offsets that do not exist are left
-          out, and the log (`zsq`) gets a warning.
+        - `on_data_loss`: As in `RangeReader`: with "warn" or "ignore", offsets that do not exist are
+          left out.
 
         Raises `UsageError` if pyarrow is not installed (`pip install 'zsq[arrow]'`). The stream
         raises the errors of `RangeReader` when it reaches the place.
         """
         if start is None or end is None:
-            oldest, head = self.head()
+            oldest, head = self.bounds()
             start = oldest if start is None else start
             end = max(reading.whole("start", start), head) if end is None else end
         place = self._same_place()
@@ -224,7 +224,7 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
             bytes_max=bytes_max,
             bodies=columns is None or "value" in columns,
             timeout=self._timeout,
-            fail_on_data_loss=fail_on_data_loss,
+            on_data_loss=on_data_loss,
             uuid=self.uuid(),
             key_file=place["key_file"],
             transport=place["transport"],

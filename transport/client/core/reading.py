@@ -136,7 +136,7 @@ def read_on(topic: str, offset: int, bytes_max: int, on_data_loss: OnDataLoss) -
     return batch
 
 
-def head() -> Asking[tuple[int, int]]:
+def bounds() -> Asking[tuple[int, int]]:
     batch = fetched((yield fetch(END, 1)))
     return batch.start, batch.head
 

@@ -264,7 +264,7 @@ class ReadHandlers:
         count = number(parameters, "count", MESSAGES_MAX, 1, MESSAGES_MAX)
         node = await self._node()
         async with self._looks.turn(holder_of(request)), self._open(topic) as reader:
-            start, head = await reader.head()
+            start, head = await reader.bounds()
             first = max(await self._first(parameters, reader, topic, node, count), start)
             messages, after, missing = await _read(topic, reader, first, head, count)
             shown = [bodies.message(message, node, room) for message in messages]
@@ -283,7 +283,7 @@ class ReadHandlers:
         row = board.topics.get(topic)
         sender = row.channels.get(redrive.CHANNEL) if row is not None else None
         async with self._looks.turn(holder_of(request)), self._open(topic) as reader:
-            start, head = await reader.head()
+            start, head = await reader.bounds()
             first = max(start, _first_letter(sender, head))
             letters, at, missing = await _newest(topic, reader, first, head)
             groups = letter_groups((letter.headers, letter.timestamp_ns) for letter in letters)
@@ -299,7 +299,7 @@ class ReadHandlers:
         parameters = parameters_of(request)
         topic, offset = _topic(parameters), number(parameters, "offset", -1, 0, 1 << 62)
         async with self._looks.turn(holder_of(request)), self._open(topic) as reader:
-            _, head = await reader.head()
+            _, head = await reader.bounds()
             messages, *_ = await _read(topic, reader, offset, head, 1)
         if offset < 0 or not messages or messages[0].offset != offset:
             raise ApiError(404, f"E_NOT_FOUND topic {topic} has no message {offset}")

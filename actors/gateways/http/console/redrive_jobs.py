@@ -217,7 +217,7 @@ class RedriveJobs:
         url, topic = self._url, job.topic
         async with Reader(topic, url=url, timeout=TIMEOUT_S) as reader:
             ready = READY if job.conditions is None else HELD_MAX
-            job.plan = Redrive(*job.given, (await reader.head())[1], ready=ready)
+            job.plan = Redrive(*job.given, (await reader.bounds())[1], ready=ready)
             if job.offsets is not None:
                 await self._send_chosen(job, job.offsets, reader)
                 return

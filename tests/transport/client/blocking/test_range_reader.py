@@ -112,7 +112,7 @@ def test_lost_offsets_are_an_error_or_a_counted_gap(
     ):
         offsets(reader)
     assert caught.value.code == E_DATA_LOSS
-    with RangeReader("t", 0, 350, url=broker.url, fail_on_data_loss=False) as reader:
+    with RangeReader("t", 0, 350, url=broker.url, on_data_loss="warn") as reader:
         assert offsets(reader) == rest
         assert (reader.gaps, reader.lost) == ([(first, stop - first)], stop - first)
 
@@ -124,7 +124,7 @@ def test_the_first_gaps_are_listed_and_all_are_counted(
     for first in range(20, 340, 20):
         lose(broker, first, first + 10)
     monkeypatch.setattr(range_reader, "GAPS_MAX", 3)
-    with RangeReader("t", 0, 350, url=broker.url, fail_on_data_loss=False) as reader:
+    with RangeReader("t", 0, 350, url=broker.url, on_data_loss="warn") as reader:
         assert len(offsets(reader)) == 190
         assert (reader.gaps, reader.lost) == ([(20, 10), (40, 10), (60, 10)], 160)
 
@@ -136,7 +136,7 @@ def test_offsets_beyond_the_end_are_data_loss(broker: Broker) -> None:
         pytest.raises(DataLoss, match=r"offsets 30 to 39 .* now ends at offset 30"),
     ):
         offsets(reader)
-    with RangeReader("t", 40, 50, url=broker.url, fail_on_data_loss=False) as reader:
+    with RangeReader("t", 40, 50, url=broker.url, on_data_loss="warn") as reader:
         assert offsets(reader) == []
         assert reader.lost == 10
 
@@ -146,7 +146,7 @@ def test_a_topic_with_another_uuid_is_data_loss(broker: Broker) -> None:
     with RangeReader("t", 0, 30, url=broker.url, uuid="0") as reader:
         assert len(offsets(reader)) == 30
     with (
-        RangeReader("t", 0, 30, url=broker.url, uuid="1", fail_on_data_loss=False) as reader,
+        RangeReader("t", 0, 30, url=broker.url, uuid="1", on_data_loss="warn") as reader,
         pytest.raises(DataLoss, match="created again"),
     ):
         offsets(reader)
@@ -183,7 +183,9 @@ def test_a_topic_that_is_started_again_is_waited_for(
     mender = threading.Thread(target=mend)
     mender.start()
     with make(broker.url) as reader:
-        assert (reader.head()[1] if isinstance(reader, zsq.Reader) else len(offsets(reader))) == 10
+        assert (
+            reader.bounds()[1] if isinstance(reader, zsq.Reader) else len(offsets(reader))
+        ) == 10
     mender.join(5)
 
 
@@ -237,7 +239,7 @@ def test_a_patient_reader_gives_up_after_its_timeout(broker: Broker) -> None:
         zsq.Reader("t", url=broker.url) as impatient,
         pytest.raises(zsq.Refused, match=r"E_TOPIC_FAILED its disk is full"),
     ):
-        impatient.head()
+        impatient.bounds()
     assert broker.count(p.Lookup) == before + 1
 
 
@@ -276,7 +278,7 @@ def test_an_offset_of_another_type_is_refused_at_once(broker: Broker, wrong: Any
 def test_reader_reports_head_uuid_offsets_and_sizes(broker: Broker) -> None:
     in_broker(broker, lambda: [broker.put(b"x"), broker.put(b"y")])
     with zsq.Reader("t", url=broker.url) as reader:
-        assert reader.head() == (0, 2)
+        assert reader.bounds() == (0, 2)
         assert reader.uuid() == "0"
         assert reader.offset_at(1) == 0
         assert reader.offset_at(2_000_000_000_000_000_000) == 2
