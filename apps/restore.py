@@ -26,13 +26,14 @@ from ..storage.bucket.shipping.restore import RestoredTopic, Target, restore_top
 from ..storage.bucket.shipping.tick_format import COPY_NAME, Copy, encode_copy, log_object
 from ..storage.bucket.shipping.tick_reader import LogMoved, TickReader, WrongTime
 from ..storage.directory.store import TopicIdentity
-from ..storage.errors import DiskFull, StorageError
+from ..storage.errors import DiskFull, NewerVersion, StorageError
 from ..storage.files import Files
 from ..transport.errors import (
     E_BAD_ARGUMENT,
     E_BUCKET,
     E_CHECKSUM,
     E_DISK_FULL,
+    E_UNSUPPORTED,
     NotFound,
     Refused,
     UsageError,
@@ -146,6 +147,8 @@ def _refusing() -> Iterator[None]:
         raise Refused(E_DISK_FULL, str(error)) from error
     except BucketError as error:
         raise Refused(E_BUCKET, str(error)) from error
+    except NewerVersion as error:
+        raise ZsqError(E_UNSUPPORTED, str(error)) from error
     except StorageError as error:
         raise ZsqError(E_CHECKSUM, str(error)) from error
 
@@ -204,13 +207,19 @@ class _Restore:
         name = f"{self._bucket.url}/{BROKER_NAME}"
         claim: Claim | None = None
         with contextlib.suppress(ObjectMissing):
-            claim = decode_claim(self._bucket.read(BROKER_NAME))
+            claim = self._read_claim(name)
         if claim is None:
             restored.problems.append(f"{name} is missing: a broker cannot archive to this prefix")
         elif claim.archive != archive:
             restored.problems.append(
                 f"{name} names archive {claim.archive}, but the log belongs to {archive}"
             )
+
+    def _read_claim(self, name: str) -> Claim:
+        try:
+            return decode_claim(self._bucket.read(BROKER_NAME))
+        except NewerVersion as error:
+            raise error.at(name) from error
 
     def _choose(self, content: Content, reader: TickReader, restored: RestoredBroker) -> None:
         """Keep the topics that can be restored."""

@@ -96,7 +96,7 @@ COLUMNS: Final[dict[str, tuple[TableColumn, ...]]] = {
         TableColumn("topic", "topic"), TableColumn("channel", "channel"), TableColumn("depth", "depth", count),
         TableColumn("in_flight", "in flight", count),
         TableColumn("deferred", "deferred", count), TableColumn("in_rate", "in/s", rate), TableColumn("out_rate", "out/s", rate),
-        TableColumn("drain_s", "drained in", age), TableColumn("age_s", "oldest", age), TableColumn("p99_s", "p99", age),
+        TableColumn("drain_s", "empty in", age), TableColumn("age_s", "oldest", age), TableColumn("p99_s", "p99", age),
         TableColumn("consumers", "consumers", count), *_plain("channel"), TableColumn("said", "state"),
     ),
     "topics": (

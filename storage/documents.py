@@ -10,7 +10,7 @@ from typing import Any
 
 from ..transport.checksum import crc32c
 from ..transport.wire.codec import VALUE_CONTAINERS_MAX
-from .errors import Damaged, ForeignDirectory
+from .errors import Damaged, newer
 
 
 def loads(data: str | bytes, **options: Any) -> Any:
@@ -37,7 +37,7 @@ def encode_line(kind: str, version: int, row: dict[str, Any]) -> bytes:
 def decode_line(data: bytes, kind: str, version: int) -> dict[str, Any]:
     """Return the document of a line.
 
-    Raises `Damaged`, or `ForeignDirectory` for another version.
+    Raises `Damaged`, or `NewerVersion` for another version.
     """
     line, _, rest = data.partition(b"\n")
     if rest != b"%08x\n" % crc32c(line):
@@ -49,8 +49,5 @@ def decode_line(data: bytes, kind: str, version: int) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("zsq") != kind:
         raise Damaged(f"the object is not of the kind {kind}")
     if found.get("version") != version:
-        raise ForeignDirectory(
-            f"the {kind} object has format version {found.get('version')}, and this zsq reads only "
-            f"version {version}; use a newer zsq"
-        )
+        raise newer(f"the {kind} object", found.get("version"), version)
     return found

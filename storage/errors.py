@@ -47,6 +47,28 @@ class ForeignDirectory(StorageError):
     """The directory is missing, belongs to another topic, or was written by an unknown version."""
 
 
+class NewerVersion(ForeignDirectory):
+    """A newer version has written this. It is not damaged, and nothing may change it.
+
+    `path` is the file, or "" if only a caller knows it.
+    """
+
+    def __init__(self, text: str, path: str = "") -> None:
+        super().__init__(f"{path}: {text}" if path else text)
+        self.path = path
+        self.text = text
+
+    def at(self, path: str) -> NewerVersion:
+        """Return the same error with the path of the file, unless it has one."""
+        return NewerVersion(self.text, self.path or path)
+
+
+def newer(what: str, version: object, known: int, path: str = "") -> NewerVersion:
+    """Return the error of a reader that knows only the version `known`."""
+    text = f"{what} has format version {version}, and this zsq reads only version {known}"
+    return NewerVersion(f"{text}; use a newer zsq", path)
+
+
 class DiskFull(StorageError):
     """The disk has no space, or less than the reserve. Nothing was stored and nothing was lost.
 

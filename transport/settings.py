@@ -535,25 +535,14 @@ class Retention(Record):
 
 
 class TopicOptions(TypedDict, total=False):
-    """The settings of a topic. -1 means no limit. None means the broker's default.
+    """The settings of a topic. -1 means no limit, None the broker's default.
 
-    Whole chunks (log files) are removed. `keep_*` limits the messages that every channel has
-    finished. They are removed when any of these limits is exceeded. Without any of them,
-    `keep_bytes` is 1 GiB. `max_*` limits unfinished messages. With `when_full` "reject", the
-    default, publishes beyond `max_bytes` are refused (E_TOPIC_FULL). With "drop-oldest", the oldest
-    chunks beyond `max_bytes` are removed, and also chunks older than `max_age_s` seconds, even if
-    their messages are unfinished.
-
-    With a bucket and `archive` "on", `keep_*` limits what is on the disk, and `bucket_keep_*`
-    limits the finished messages in the bucket (by default not at all).
-
-    `dedupe_window_s` is the time for which a message with the same `dedupe_id` is not stored again.
-
-    `expires_s` is the lifetime of messages that have none of their own. They are not delivered any
-    more, and stay in the log.
-
-    `own_process` says whether the topic has processes of its own. "default" leaves it to the
-    broker.
+    `keep_*` limits the messages that every channel has finished, and `max_*` unfinished ones. With
+    `when_full` "reject", the default, publishes beyond `max_bytes` are refused (E_TOPIC_FULL). With
+    "drop-oldest", the oldest log files beyond `max_bytes` or `max_age_s` are removed. With a bucket
+    and `archive` "on", `keep_*` limits what is on the disk, and `bucket_keep_*` the finished
+    messages in the bucket. See docs/retention.md. Messages without a lifetime of their own get
+    `expires_s`, see docs/lifetimes.md. For `dedupe_window_s`, see docs/dedupe.md.
     """
 
     keep_bytes: int | None

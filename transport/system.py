@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .errors import E_LIMIT, E_UNSUPPORTED, Refused, UsageError
 
@@ -43,6 +43,8 @@ longer than this, and Python calls the signal's handler between two of them.
 SLEEP_NS_MAX: Final = SIGNAL_MS * 1_000_000 if sys.platform == "win32" else 3_600_000_000_000
 # How late a handler may run for a signal that came just before the system call of a wait.
 MISSED_SIGNAL_MS: Final = 1_000
+# Signals to stop that come within this time are one request.
+SAME_REQUEST_S: Final = 0.5
 RUNS_BROKERS: Final = sys.platform == "linux"
 DOCS: Final = "docs/other-systems.md"
 
@@ -246,9 +248,18 @@ On Windows, Ctrl-C would else have no effect until something else wakes the loop
 def _calls_of_loop(
     loop: asyncio.AbstractEventLoop, numbers: Collection[int], call: Callable[[], object]
 ) -> Iterator[None]:
+    requests = StopRequests()
+
+    def handle(number: int) -> None:
+        if not requests.is_second():
+            call()
+            return
+        loop.remove_signal_handler(number)
+        signal.raise_signal(number)
+
     for number in numbers:
         with contextlib.suppress(ValueError, RuntimeError):
-            loop.add_signal_handler(number, call)
+            loop.add_signal_handler(number, handle, number)
     try:
         yield
     finally:
@@ -266,20 +277,34 @@ def _calls_of_handlers(
         yield
         return
 
+    before: dict[int, Any] = {}
+    requests = StopRequests()
+
+    def restore(number: int) -> None:
+        handler = before[number]
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
     def handle(number: int, frame: object) -> None:
-        loop.call_soon_threadsafe(call)
+        if not requests.is_second():
+            loop.call_soon_threadsafe(call)
+            return
+        restore(number)
+        signal.raise_signal(number)
 
     with _woken_by_signals(loop):
-        before = [(number, signal.signal(number, handle)) for number in numbers]
+        for number in numbers:
+            before[number] = signal.signal(number, handle)
         try:
             yield
         finally:
-            for number, handler in before:
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            for number in numbers:
+                restore(number)
 
 
 calls_on_signals: Final = _calls_of_handlers if sys.platform == "win32" else _calls_of_loop
-"""While the context is open, let the event loop make a call for each of these signals.
+"""While the context is open, let the event loop make a call for each of these signals to stop.
+
+A second request to stop does what the signal did before, or ends the program.
 
 Only the loop of the main thread can do this. In another thread, nothing happens.
 """
@@ -506,3 +531,23 @@ class SignalFlag:
     def __del__(self) -> None:
         if hasattr(self, "_waker"):  # there may have been no file descriptor for it
             self._waker.close()
+
+
+class StopRequests:
+    """Tells a second request to stop from one request that arrives as several signals.
+
+    `timeout`, and wrappers such as `uv run` at a terminal, let a program have the same signal
+    twice within a millisecond: it is sent to the process and to its group. A person or a service
+    manager sends the second one later.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first_s: float | None = None
+
+    def is_second(self) -> bool:
+        """Return True if this signal belongs to a second request."""
+        now_s = self._clock()
+        if self._first_s is None:
+            self._first_s = now_s
+        return now_s - self._first_s > SAME_REQUEST_S

@@ -1,8 +1,8 @@
 """ZeroMQ gateway: forwards the links of remote clients to the actors without reading blocks.
 
 A link begins with Open. The gateway forwards later protocol messages unchanged and adds the
-client's routing id to the envelope, so that the actors can tell clients apart. It checks the
-opcode (the first value of the control frame) and forwards only the protocol messages that a client may
+client's routing id to the envelope, so that the actors can tell clients apart. It checks the opcode
+(the first value of the control frame) and forwards only the protocol messages that a client may
 send. Clients cannot send the actors' internal protocol messages. The reply to an Open of a topic
 with parts is a Spread, and no link begins: the client opens links to the parts, at the brokers that
 have them.

@@ -11,9 +11,9 @@ A row is at its time modulo the number of rows, so an older row is recognized by
 of an hour has the means of rates, and the largest of levels, of the rows of its minutes. It is
 written each SUM_EVERY minutes, and once more when the next hour begins. So a broker that stops
 for some hours keeps the hour in which it stopped, but for its last minutes. Nothing is synced:
-a crash of the machine may lose the last minutes. A file that is damaged, or of another version,
-is made anew. Without room on the disk there is no history. Both are in the log, and the broker
-goes on.
+a crash of the machine may lose the last minutes. A file that is damaged, or of an older version,
+is made anew. With a file of a newer version, which is left alone, or without room on the disk,
+there is no history. All this is in the log, and the broker goes on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ NAME_BYTES: Final = 160
 SUM_EVERY: Final = 10
 _ROW: Final = struct.Struct(f"<I{FIGURES}f")
 _HEAD: Final = struct.Struct("<12sI")
-_MAGIC: Final = b"zsqhistory01"
+_KIND: Final = b"zsqhistory"
+_VERSION: Final = b"01"
+_MAGIC: Final = _KIND + _VERSION
 NAN: Final = math.nan
 Track = tuple[str, str]  # topic, and channel or ""
 # The figures of a row in their order. True means that an hour has their mean, and else the largest.
@@ -84,7 +86,11 @@ class HistoryFile:
                 self._fd = fd
                 self._read_names()
                 return
+            head = self._files.pread(fd, _HEAD.size, 0)
             self._files.close(fd)
+            if head.startswith(_KIND) and head[len(_KIND) :][:2] > _VERSION:
+                log.warning("%s was written by a newer version: there is no history", self._path)
+                return
             log.warning("%s is damaged, or of another version: the history begins anew", self._path)
             self._files.remove(self._path)
         fd = self._files.open_new(self._path)

@@ -4,7 +4,7 @@ A new counter of a channel is one row here, one line where it is counted, and it
 `transport/reports.py`, which has the shapes of whole rows. The row defines the counter itself
 (`COUNTERS`), its default before the first report, and its place in `zsq stats` and `--json`, in the
 overview (console, `zsq top`), in nsqd's `/stats`, in `/metrics`, and in the tables of
-docs/statistics.md and docs/http.md. An extension adds its rows (`ExtensionStatistics`).
+docs/statistics.md. An extension adds its rows (`ExtensionStatistics`).
 
 The rows are in the order of the families in `/metrics`. If NSQ has the same statistic, it has NSQ's
 name here. So the field `nsq` contains only the position of a statistic in nsqd's answer.

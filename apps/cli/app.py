@@ -174,7 +174,7 @@ SECTIONS: Final = {
     },
     "Look": {
         "top": CommandPlace("inspect.top:top", "Watch channels, topics and processes live."),
-        "stats": CommandPlace("inspect.stats:stats", "Show topics, channels, consumers and processes."),
+        "stats": CommandPlace("inspect.stats:stats", "Show topics, channels and consumers."),
         "alarms": CommandPlace("inspect.alarms:alarms", "Show alarms and their receivers."),
         "audit": CommandPlace("inspect.alarms:audit", "Show the audit log."),
         "peek": CommandPlace("inspect.message:peek", "Show messages without consuming them."),

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import click
 
 from ...transport.errors import E_BAD_ARGUMENT, NotFound, UsageError, ZsqError
-from ...transport.system import SignalFlag
+from ...transport.system import SignalFlag, StopRequests
 from .quantities import Number
 
 # These repeat constants of transport (a test compares them). The import of transport takes 80 ms,
@@ -277,14 +277,19 @@ class Stopping(SignalFlag):
 def stop_signals() -> Iterator[Stopping]:
     """Let SIGINT and SIGTERM set the event instead of ending the process.
 
-    A second signal ends the process as usual.
+    A second request ends the process as usual.
     """
-    stopping = Stopping()
+    stopping, requests = Stopping(), StopRequests()
     before: dict[signal.Signals, Any] = {}
 
     def on_signal(number: int, _: FrameType | None) -> None:
+        if requests.is_second():
+            restore(signal.Signals(number))
+            signal.raise_signal(number)
+            return
+        if stopping.is_set():
+            return
         stopping.set()
-        restore(signal.Signals(number))
         if stopping.waits:
             raise KeyboardInterrupt
 

@@ -4,8 +4,8 @@ A single answer is one object over several lines. A list that may be long or end
 per line (JSON lines).
 
 The first columns of a table are names (topic, channel, consumer), with at least `NAME_MIN`
-characters each. If a terminal is too narrow for all columns, the others continue in a second table
-with the same names.
+characters each. If a terminal is too narrow for all columns, numbers are rounded, some columns are
+left out, and the others continue in a second table with the same names.
 """
 
 from __future__ import annotations
@@ -91,16 +91,54 @@ def wide_console(columns: int = FILE_COLUMNS) -> Console:
 
 
 class Heading(NamedTuple):
-    """A column's title. `is_text` columns are aligned left, numbers right."""
+    """A column's title. `is_text` columns are aligned left, numbers right.
+
+    A column that `is_optional` is left out where the columns do not fit side by side.
+    """
 
     title: str
     is_text: bool = False
+    is_optional: bool = False
+
+
+class Figure(NamedTuple):
+    """A number in a cell: exactly, and rounded for a terminal that is too narrow for that."""
+
+    exact: str
+    rounded: str
+
+
+UNITS: Final = ("", "k", "M", "G", "T")
+EXACT_BELOW: Final = 10_000
+
+
+def figure(value: int, unit: str = "") -> Figure:
+    """Return a number with its unit, such as "1,234,567 B" and "1.23 MB"."""
+    gap = " " if unit else ""
+    exact = f"{value:,}{gap}{unit}"
+    if abs(value) < EXACT_BELOW:
+        return Figure(exact, exact)
+    number, prefix = float(value), 0
+    while abs(number) >= 999.5 and prefix < len(UNITS) - 1:
+        number, prefix = number / 1000, prefix + 1
+    digits = 2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0
+    return Figure(exact, f"{number:,.{digits}f}{gap}{UNITS[prefix]}{unit}")
+
+
+class Layout(NamedTuple):
+    """The layout of a table: its cells, the width of the names, and the columns of each page."""
+
+    is_rounded: bool
+    left_out: tuple[str, ...]
+    names: list[int]
+    pages: list[list[ColumnPlace]]
 
 
 class Grid:
     """A table for any width. The first columns are names.
 
-    The other columns stand side by side as far as they fit. The rest continue below.
+    The other columns stand side by side. If they do not fit, numbers are rounded, and optional
+    columns are left out, which the title says. If that is not enough, the rest continue below.
     """
 
     def __init__(self, title: str, names: Sequence[str], others: Sequence[str | Heading]) -> None:
@@ -109,12 +147,13 @@ class Grid:
         self._others = tuple(
             heading if isinstance(heading, Heading) else Heading(heading) for heading in others
         )
-        self._rows: list[tuple[str, ...]] = []
+        self._rows: list[tuple[Figure, ...]] = []
 
-    def add(self, *cells: str) -> None:
+    def add(self, *cells: str | Figure) -> None:
         """Add a row: the cells of the name columns, then all others."""
         assert len(cells) == len(self._names) + len(self._others)
-        self._rows.append(tuple(escaped(cell) for cell in cells))
+        figures = (cell if isinstance(cell, Figure) else Figure(cell, cell) for cell in cells)
+        self._rows.append(tuple(Figure(*map(escaped, cell)) for cell in figures))
 
     def tables(self, width: int) -> Iterator[Table]:
         """Yield one table, or several with the same names, for a terminal of `width` columns.
@@ -123,30 +162,55 @@ class Grid:
         """
         if not self._rows:
             return
-        names, pages = laid_out(
-            width, [self._wide(at) for at in range(len(self._names))], self._wanted()
+        layouts = (
+            self._layout(width, is_rounded=is_rounded, has_optional=has_optional)
+            for is_rounded, has_optional in ((False, True), (True, True), (True, False))
         )
-        for number, page in enumerate(pages):
+        layout = min(layouts, key=lambda one: len(one.pages))  # the first of equal ones
+        title = f"{self._title}, rounded" if layout.is_rounded else self._title
+        if layout.left_out:
+            title += f", without {', '.join(layout.left_out)}"
+        for number, page in enumerate(layout.pages):
             yield self._table(
-                f"{self._title} ({number + 1} of {len(pages)})" if len(pages) > 1 else self._title,
-                names,
+                f"{title} ({number + 1} of {len(layout.pages)})"
+                if len(layout.pages) > 1
+                else title,
+                layout,
                 page,
             )
 
-    def _wide(self, at: int) -> int:
+    def _layout(self, width: int, *, is_rounded: bool, has_optional: bool) -> Layout:
+        shown = [
+            at for at, heading in enumerate(self._others) if has_optional or not heading.is_optional
+        ]
+        first = len(self._names)
+        names, pages = laid_out(
+            width,
+            [self._wide(at, is_rounded) for at in range(first)],
+            [
+                min(self._wide(first + at, is_rounded), TEXT_MAX)
+                if self._others[at].is_text
+                else self._wide(first + at, is_rounded)
+                for at in shown
+            ],
+        )
+        left_out = [heading.title for at, heading in enumerate(self._others) if at not in shown]
+        return Layout(
+            is_rounded and any(cell.exact != cell.rounded for row in self._rows for cell in row),
+            tuple(left_out),
+            names,
+            [[ColumnPlace(shown[place.at], place.width) for place in page] for page in pages],
+        )
+
+    def _wide(self, at: int, is_rounded: bool) -> int:
         from rich.cells import cell_len
 
         titles = (*self._names, *(heading.title for heading in self._others))
-        return max(cell_len(text) for text in (titles[at], *(row[at] for row in self._rows)))
+        return max(
+            cell_len(text) for text in (titles[at], *(row[at][is_rounded] for row in self._rows))
+        )
 
-    def _wanted(self) -> list[int]:
-        first = len(self._names)
-        return [
-            min(self._wide(first + at), TEXT_MAX) if heading.is_text else self._wide(first + at)
-            for at, heading in enumerate(self._others)
-        ]
-
-    def _table(self, title: str, names: Sequence[int], page: Sequence[ColumnPlace]) -> Table:
+    def _table(self, title: str, layout: Layout, page: Sequence[ColumnPlace]) -> Table:
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -158,7 +222,7 @@ class Grid:
             padding=(0, 1, 0, 0),
             show_edge=False,
         )
-        for name, width in zip(self._names, names, strict=True):
+        for name, width in zip(self._names, layout.names, strict=True):
             table.add_column(name, width=width, overflow="fold")
         for at, width in page:
             heading = self._others[at]
@@ -168,11 +232,10 @@ class Grid:
                 justify="left" if heading.is_text else "right",
                 overflow="fold",
             )
-        first = len(names)
+        first = len(layout.names)
         for row in self._rows:
-            table.add_row(
-                *(Text(cell) for cell in (*row[:first], *(row[first + at] for at, _ in page)))
-            )
+            cells = (*row[:first], *(row[first + at] for at, _ in page))
+            table.add_row(*(Text(cell[layout.is_rounded]) for cell in cells))
         return table
 
 
@@ -190,9 +253,27 @@ def laid_out(
 
     `names` and `others` are the widths of their longest cells. Names get the width they need if
     that leaves half of the terminal for the other columns. Otherwise they are cut to an equal share
-    of one half, but not below `NAME_MIN`. Width that no page uses goes back to the names.
+    of one half, or to `NAME_MIN` where that saves a page. Width that no page uses goes back to the
+    names.
     """
-    widths = [min(wish, max(NAME_MIN, (width // 2) // max(1, len(names)) - GAP)) for wish in names]
+    share = max(NAME_MIN, (width // 2) // max(1, len(names)) - GAP)
+    widths, room, pages = min(
+        (_paged(width, names, others, name_max) for name_max in (share, NAME_MIN)),
+        key=lambda layout: len(layout[2]),  # the first of equal ones
+    )
+    spare = max(0, room - max(sum(place.width + GAP for place in page) for page in pages))
+    for at, wish in enumerate(names):
+        more = min(wish - widths[at], spare)
+        widths[at] += more
+        spare -= more
+    return widths, pages
+
+
+def _paged(
+    width: int, names: Sequence[int], others: Sequence[int], name_max: int
+) -> tuple[list[int], int, list[list[ColumnPlace]]]:
+    """Return the widths of the names, what is left beside them, and the pages."""
+    widths = [min(wish, name_max) for wish in names]
     room = width - sum(wish + GAP for wish in widths) + 1
     pages: list[list[ColumnPlace]] = [[]]
     left = room
@@ -203,9 +284,4 @@ def laid_out(
             left = room
         pages[-1].append(ColumnPlace(at, taken))
         left -= taken + GAP
-    spare = max(0, room - max(sum(place.width + GAP for place in page) for page in pages))
-    for at, wish in enumerate(names):
-        more = min(wish - widths[at], spare)
-        widths[at] += more
-        spare -= more
-    return widths, pages
+    return widths, room, pages

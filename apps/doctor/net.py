@@ -154,7 +154,10 @@ def health(stats: BrokerStats) -> Iterator[CheckResult]:
             PROBLEM, "broker", disk_full, "free space; see docs/runbooks.md, A full disk"
         )
     for topic in stats["topics"]:
-        if topic.get("health", "OK") != "OK" and not (
+        # What a backlog alarm says is below, once.
+        alarms = (row for row in stats.get("alarms", ()) if row["topic"] == topic["topic_name"])
+        known = ["OK", "; ".join(f"alarm: {row['text']}" for row in alarms)]
+        if topic.get("health", "OK") not in known and not (
             disk_full and topic["health"] == REFUSED_TEXT
         ):
             yield CheckResult(
@@ -166,13 +169,7 @@ def health(stats: BrokerStats) -> Iterator[CheckResult]:
     for alarm in stats.get("alarms", ()):
         if disk_full and not alarm.get("topic"):
             continue  # `health` already reports the full disk
-        name = "/".join(filter(None, (alarm.get("topic"), alarm.get("channel"))))
-        yield CheckResult(
-            ADVICE,
-            "broker",
-            " ".join(filter(None, ("alarm:", name, alarm.get("text")))),
-            "see zsq alarms",
-        )
+        yield CheckResult(ADVICE, "broker", f"alarm: {alarm['text']}", "see zsq alarms")
     restarted = sorted(
         {
             actor["name"]

@@ -225,7 +225,11 @@ def dump_bad(files: Files, path: str) -> Iterator[Record]:
     The file's head describes the part. The part's bytes follow, as they were found.
     """
     data = files.read_file(path, BAD_HEAD_BYTES)
-    head = decode_bad_head(data)
+    try:
+        head = decode_bad_head(data)
+    except ForeignDirectory as error:
+        yield damaged(error)
+        return
     if head is None:
         yield damaged("the head of this .bad file is damaged", bytes=len(data))
         return

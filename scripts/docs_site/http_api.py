@@ -10,7 +10,7 @@ import yaml
 HEAD: Final = """# HTTP API
 
 This page is generated from [openapi.yaml](openapi.yaml), the description of the HTTP API in OpenAPI 3.1, for code generators and tools.
-A test compares its paths and methods with those of the gateway. [HTTP](http.md) is the guide: who may call, limits, and what is refused.
+A test compares its paths and methods with those of the gateway. [HTTP](http-reference.md) has limits and refusals.
 """
 
 

@@ -24,6 +24,18 @@ ROOT: Final = Path(zsq.__file__).resolve().parent
 BEGIN: Final = "<!-- evidence: begin -->\n"
 END: Final = "<!-- evidence: end -->\n"
 HEAD: Final = "| name | test | result | command | date, commit, time |\n|---|---|---|---|---|\n"
+GAP: Final = r"(?s:.*?)"
+ACKNOWLEDGED: Final = r"(acknowledged [\d,]+ messages, lost \d+)"
+KILLS: Final = (
+    rf"{ACKNOWLEDGED}.*?(stored twice \d+){GAP}(finishes confirmed [\d,]+)"
+    r".*?(come again after a confirmed one \d+)"
+)
+CUTS: Final = rf"(cycles \d+){GAP}{ACKNOWLEDGED}"
+MOVES: Final = rf"(moves \d+){GAP}{ACKNOWLEDGED}, (stored twice \d+)"
+PROMISES: Final = rf"(cycles \d+){GAP}(acknowledged [\d,]+ messages){GAP}(broken promises \d+)"
+SEEDS: Final = rf"([\d,]+ seeds) \({GAP}(broken promises: .*)"
+EXPLAINED: Final = r"(explained to the last message at \d+ checkpoints)"
+LAST_LINE: Final = r"([^\n]+)\n*\Z"
 PYTEST: Final = r"=+ (\d+ passed.*?) in [\d.]+s"
 
 
@@ -38,38 +50,39 @@ class Row(NamedTuple):
 
 ROWS: Final = (
     Row("kills", "kills under load", "scripts/torture --cycles 1000 --seed 1",
-        r"(acknowledged [\d,]+ messages, lost \d+).*?(stored twice \d+)(?s:.*?)(finishes confirmed [\d,]+).*?(come again after a confirmed one \d+)"),
+        KILLS),
     Row("ext4", "power cuts of ext4", "scripts/torture --power ext4 --cycles 100 --seed 1",
-        r"(cycles \d+)(?s:.*?)(acknowledged [\d,]+ messages, lost \d+)"),
+        CUTS),
     Row("xfs", "power cuts of XFS", "scripts/torture --power xfs --cycles 60 --seed 1",
-        r"(cycles \d+)(?s:.*?)(acknowledged [\d,]+ messages, lost \d+)"),
+        CUTS),
     Row("btrfs", "power cuts of Btrfs", "scripts/torture --power btrfs --cycles 40 --seed 1",
-        r"(cycles \d+)(?s:.*?)(acknowledged [\d,]+ messages, lost \d+)"),
-    Row("crash-states", "disks that a power cut can leave", "scripts/prove crash-states", r"([^\n]+)\n*\Z"),
-    Row("calls", "system calls that fail", "scripts/prove calls", r"([^\n]+)\n*\Z"),
-    Row("damage", "damaged files", "scripts/prove damage", r"([^\n]+)\n*\Z"),
-    Row("fuzz", "garbage", "scripts/prove fuzz", r"([^\n]+)\n*\Z"),
+        CUTS),
+    Row("crash-states", "disks that a power cut can leave", "scripts/prove crash-states", LAST_LINE),
+    Row("calls", "system calls that fail", "scripts/prove calls", LAST_LINE),
+    Row("damage", "damaged files", "scripts/prove damage", LAST_LINE),
+    Row("fuzz", "garbage", "scripts/prove fuzz", LAST_LINE),
     Row("core-alone", "the core without its extensions", "scripts/prove core-alone -n 2", PYTEST),
-    Row("simulation", "simulation", "scripts/simulate.py --seeds 2000", r"([\d,]+ seeds) \((?s:.*)(broken promises: .*)"),
+    Row("simulation", "simulation", "scripts/simulate.py --seeds 2000", SEEDS),
     Row("simulation-bucket", "simulation with a bucket", "scripts/simulate.py --archived --seeds 300",
-        r"([\d,]+ seeds) \((?s:.*)(broken promises: .*)"),
+        SEEDS),
     Row("simulation-standby", "simulation with a standby", "scripts/simulate.py --standby --seeds 300",
-        r"([\d,]+ seeds) \((?s:.*)(broken promises: .*)"),
-    Row("simulation-attributes", "simulation with ids, lifetimes, and fair channels", "scripts/simulate.py --attributes --seeds 300",
-        r"([\d,]+ seeds) \((?s:.*)(broken promises: .*)"),
+        SEEDS),
+    Row("simulation-attributes", "simulation with ids, lifetimes, and fair channels",
+        "scripts/simulate.py --attributes --seeds 300", SEEDS),
     Row("bucket", "kills with a bucket, lost disks", "scripts/torture --bucket --cycles 60 --seed 1",
-        r"(cycles \d+)(?s:.*?)(acknowledged [\d,]+ messages)(?s:.*?)(broken promises \d+)"),
+        PROMISES),
     Row("standby", "takeovers by a standby", "scripts/torture --standby --cycles 100 --seed 1",
-        r"(cycles \d+)(?s:.*?)(acknowledged [\d,]+ messages)(?s:.*?)(broken promises \d+)"),
+        PROMISES),
     Row("drain", "brokers that drain, and are lost", "scripts/torture --drain --cycles 100 --seed 1",
-        r"(moves \d+)(?s:.*?)(acknowledged [\d,]+ messages, lost \d+, stored twice \d+)"),
-    Row("soak", "a mixed load, every message explained", "scripts/torture --soak 30 --seed 1", r"(explained to the last message at \d+ checkpoints)"),
+        MOVES),
+    Row("soak", "a mixed load, every message explained", "scripts/torture --soak 30 --seed 1", EXPLAINED),
     Row("mutations", "safety checks that are removed", "scripts/mutate --quick", r"(\d+ of \d+ removals caught by a test)"),
     Row("demo", "flights through Spark and back", "./scripts/demo --chaos", r"(all good)"),
     Row("demo-bucket", "the same, and the broker is lost", "./scripts/demo --bucket", r"(all good)"),
     Row("demo-standby", "the same, and a standby takes over", "./scripts/demo --standby", r"(all good)"),
     Row("demo-cluster", "the same, with parts at two brokers", "./scripts/demo --cluster", r"(all good)"),
-    Row("spark", "PySpark 4.0.5, 4.1.4, 4.2.1 and 4.3.0", "env ZSQ_TEST_SPARK_VERSIONS=all ./scripts/test --long tests/spark_versions", PYTEST),
+    Row("spark", "PySpark 4.0.5, 4.1.4, 4.2.1 and 4.3.0",
+        "env ZSQ_TEST_SPARK_VERSIONS=all ./scripts/test --long tests/spark_versions", PYTEST),
     Row("suites", "the tests of Celery, Kombu and Dramatiq",
         "./scripts/test --long tests/integrations/test_celery_suite.py tests/integrations/test_kombu_suite.py "
         "tests/integrations/test_dramatiq_suite.py", PYTEST),

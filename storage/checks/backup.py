@@ -53,7 +53,7 @@ from ...transport.checksum import crc32c
 from .. import documents
 from ..delayed.delayed import DelayedStore
 from ..delayed.delayed_recovery import MADE_SUFFIX, NOTE_BYTES_MAX, NOTE_NAME
-from ..errors import Damaged, ForeignDirectory
+from ..errors import Damaged, ForeignDirectory, newer
 from ..files import TEMPORARY_SUFFIX, Files
 from ..foreign import path_of
 from ..log.log import Log
@@ -145,10 +145,7 @@ def decode_manifest(raw: bytes, path: str) -> Manifest:
         if not isinstance(data, dict) or data.pop("backup", "") != "zsq":
             raise ForeignDirectory(f"{path} is not the manifest of a zsq backup")
         if (version := data.pop("version", None)) != VERSION:
-            raise ForeignDirectory(
-                f"{path} has format version {version}, and this zsq reads only version "
-                f"{VERSION}; use a newer zsq"
-            )
+            raise newer("the manifest", version, VERSION, path)
         if data.pop("checksum", "") != _checksum(data):
             raise Damaged(f"{path} is damaged: its checksum does not match")
         files = [

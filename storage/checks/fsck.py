@@ -33,7 +33,8 @@ from ...transport.checksum import crc32c
 from ..dedupe.id_check import check_ids
 from ..delayed.delayed_recovery import MADE_SUFFIX, READY_SUFFIX, check_delayed, uuid_of
 from ..directory.store import StoreOptions, TopicIdentity, check_identity, open_store
-from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError
+from ..directory.versions import refuse_newer
+from ..errors import Damaged, DiskFull, ForeignDirectory, NewerVersion, StorageError
 from ..files import TEMPORARY_SUFFIX, Files
 from ..log.chunk import INDEX_BYTES_MAX, ArchivedChunk, Chunk, Stretch, open_chunk, read_footer
 from ..log.damage import (
@@ -586,8 +587,14 @@ def check_topic(
     """
     lock = files.lock(f"{directory}/{LOCK_NAME}", write=repair)
     try:
-        check = _TopicCheck(files, directory, identity, now_ns)
-        report = check.run()
+        try:
+            refuse_newer(files, directory)
+            report = _TopicCheck(files, directory, identity, now_ns).run()
+        except NewerVersion as error:
+            # What else is wrong may be so only for a reader that does not know the new format.
+            why = f"{error.text}; nothing else of this topic is checked or repaired"
+            finding = Finding(DAMAGE, error.path or directory, why)
+            return TopicReport(identity.name, directory, [finding])
         if repair:
             for finding in report.findings:
                 _mend(finding)
@@ -669,6 +676,8 @@ class _TopicCheck:
         try:
             if not check_identity(self._files, self._directory, self._identity):
                 self._add(DAMAGE, IDENTITY_NAME, "missing or damaged").needs_recovery = True
+        except NewerVersion:
+            raise
         except StorageError as error:
             self._add(DAMAGE, IDENTITY_NAME, str(error))
 
@@ -722,6 +731,8 @@ class _TopicCheck:
                 uuid = state.uuid()
             finally:
                 state.close()
+        except NewerVersion as error:
+            raise error.at(f"{self._directory}/{STATE_NAME}") from error
         except StorageError as error:
             self._add(DAMAGE, STATE_NAME, str(error)).needs_recovery = True
             return

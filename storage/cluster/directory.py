@@ -63,7 +63,7 @@ from ...transport.errors import (
 )
 from ...transport.names import PARTS_MAX, check_name, part_name, part_of
 from .. import documents
-from ..errors import ForeignDirectory
+from ..errors import NewerVersion
 from ..foreign import is_uuid
 
 VERSION: Final = 1
@@ -312,7 +312,7 @@ def entry_of_row(row: Mapping[str, Any]) -> Entry | Unusable:
     name = row.get("kind")
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise ForeignDirectory(
+        raise NewerVersion(
             f"the directory has an entry of the unknown kind {str(name)[:80]!r}; use a newer zsq"
         )
     fields = kind._fields

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ...transport.checksum import crc32c
-from ..errors import Damaged
+from ..errors import Damaged, newer
 
 VERSION: Final = 1
 FOLDER_NAME: Final = "ids"
@@ -82,14 +82,24 @@ def encode_file_head(bits: int, uuid: bytes, number: int) -> bytes:
 
 
 def decode_file_head(data: bytes, uuid: bytes, number: int) -> int:
-    """Return the bits of the file's table. Raises `Damaged` if it is not this file."""
+    """Return the bits of the file's table.
+
+    Raises `Damaged` if it is not this file, or `NewerVersion`.
+    """
     head = data[: _FILE.size]
     if len(data) < ENTRY_BYTES or _CRC.unpack_from(data, _FILE.size)[0] != crc32c(head):
         raise Damaged("the head of a file with ids is damaged")
     magic, version, bits, owner, named = _FILE.unpack(head)
-    if (magic, version, owner, named) != (FILE_MAGIC, VERSION, uuid, number):
-        raise Damaged("a file with ids belongs to another topic, or to another version of zsq")
+    if magic == FILE_MAGIC and version != VERSION:
+        raise newer("the file with ids", version, VERSION)
+    if (magic, owner, named) != (FILE_MAGIC, uuid, number):
+        raise Damaged("a file with ids belongs to another topic")
     return int(bits)
+
+
+def check_version(data: bytes) -> None:
+    """Raise `NewerVersion` if a newer version wrote this head of a file, or `Damaged`."""
+    decode_file_head(data, data[8:24], int.from_bytes(data[24:28], "little"))
 
 
 def encode_batch_head(entries: bytes | memoryview, end: int) -> bytes:
@@ -130,6 +140,7 @@ def decode_table_head(data: bytes) -> TableHead:
         len(data) != TABLE_HEAD_BYTES
         or _CRC.unpack_from(data, _TABLE.size)[0] != crc32c(data[: _TABLE.size])
         or data[:4] != _TABLE_MAGIC
+        or _TABLE.unpack_from(data)[1] != VERSION  # a table is made again from its file
     ):
         raise Damaged("the head of a table of ids is damaged")
     return TableHead(*_TABLE.unpack_from(data)[2:])

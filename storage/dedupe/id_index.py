@@ -27,7 +27,7 @@ from itertools import repeat
 from typing import Final, NamedTuple
 
 from ...transport.checksum import crc32c
-from ..errors import Damaged
+from ..errors import Damaged, NewerVersion
 from ..files import Files
 from .id_format import (
     ENTRY,
@@ -317,8 +317,8 @@ class IdIndex:
     def load(self, log_end: int) -> list[str]:
         """Read the files. Return what is wrong with them, as sentences.
 
-        Batches beyond the log's end are cut off: their messages were lost in a power cut, which the
-        sync modes `interval` and `never` allow.
+        Raises `NewerVersion`, and then changes nothing. Batches beyond the log's end are cut off:
+        their messages were lost in a power cut, which the sync modes `interval` and `never` allow.
         """
         files, folder = self._files, self._folder
         if not files.exists(folder):
@@ -334,6 +334,8 @@ class IdIndex:
                 self._segments[-1].is_full = True
             try:
                 segment = self._load(number, log_end)
+            except NewerVersion as error:
+                raise error.at(path) from error
             except (Damaged, OSError) as error:
                 problems.append(f"{path}: {error}")
                 with contextlib.suppress(OSError):

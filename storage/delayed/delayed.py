@@ -46,7 +46,7 @@ from typing import Any, Final, NamedTuple, TypedDict
 from ...transport.block.block import Block
 from ...transport.wire.codec import pack_value, unpack_value
 from ..environment import DATA_NAME, MAP_BYTES, Environment, translated
-from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError, StoreFailed
+from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError, StoreFailed, newer
 from ..files import TEMPORARY_SUFFIX, Files
 from ..row_changes import BATCH_BYTES, Row
 from ..rows import META, SUM_MASK, crc_of, key_of, rows_of, unwrap, wrap
@@ -236,13 +236,10 @@ def read_meta(txn: Any) -> DelayedMeta:
 
 
 def decode_meta(value: bytes) -> DelayedMeta:
-    """Return the meta row. Raises `Damaged`, or `ForeignDirectory` for an unknown version."""
+    """Return the meta row. Raises `Damaged`, or `NewerVersion` for an unknown version."""
     meta: DelayedMeta = unpack_value(unwrap(META, value))
     if meta["version"] != VERSION:
-        text = f"the store of delayed messages has format version {meta['version']}"
-        raise ForeignDirectory(
-            f"{text}, and this zsq reads only version {VERSION}; use a newer zsq"
-        )
+        raise newer("the store of delayed messages", meta["version"], VERSION)
     return meta
 
 

@@ -48,7 +48,15 @@ from ...transport.block.block import DELAYED
 from ...transport.checksum import crc32c
 from .. import documents
 from ..environment import DATA_NAME, Environment
-from ..errors import Damaged, DiskFull, ForeignDirectory, NotHere, StoreFailed, is_full
+from ..errors import (
+    Damaged,
+    DiskFull,
+    ForeignDirectory,
+    NewerVersion,
+    NotHere,
+    StoreFailed,
+    is_full,
+)
 from ..files import TEMPORARY_SUFFIX, Files
 from ..lmdb_pages import PageReader, RowTree
 from ..log.log import Log
@@ -215,6 +223,9 @@ def _open(
     _mark(files, path, "open")
     try:
         store = DelayedStore(path, uuid)
+    except NewerVersion as error:
+        _mark(files, path, "")  # so that no later start takes this for damage
+        raise error.at(path) from error
     except Damaged as error:
         return None, str(error)
     used = store.progress.commits
@@ -478,12 +489,15 @@ def _keep_bad(files: Files, directory: str, key: bytes, value: bytes, why: str) 
 def check_delayed(path: str) -> list[str]:
     """Return the defects of an environment of delayed messages as sentences.
 
-    No process may have it open for writing.
+    No process may have it open for writing. Raises `NewerVersion`.
     """
     verdict = examine(path)
     if verdict.findings or not verdict.finished:
         return verdict.findings
-    defects, commits = counted(path)
+    try:
+        defects, commits = counted(path)
+    except NewerVersion as error:
+        raise error.at(path) from error
     noted = noted_progress(Files(), path).commits
     if commits < noted:
         defects.append(f"{path} has {commits} commits, but {noted} were recorded")

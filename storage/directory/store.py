@@ -31,7 +31,16 @@ from ..dedupe.id_index import IdIndex
 from ..delayed.delayed import DelayedStore
 from ..delayed.delayed_recovery import make_delayed, open_delayed
 from ..environment import MAP_BYTES
-from ..errors import DiskFull, ForeignDirectory, StorageError, StoreFailed, Unreadable, is_full
+from ..errors import (
+    DiskFull,
+    ForeignDirectory,
+    NewerVersion,
+    StorageError,
+    StoreFailed,
+    Unreadable,
+    is_full,
+    newer,
+)
 from ..files import TEMPORARY_SUFFIX, Files
 from ..log.chunk import ArchivedChunk, create_chunk
 from ..log.group import ADOPT_BYTES, GROUP_APPEND_BYTES_MAX
@@ -58,6 +67,7 @@ from ..state.state import StateBatch, StateStore
 from ..state.state_keeper import OpenedState, open_state
 from .open_ids import open_ids
 from .replay import replay
+from .versions import refuse_newer
 
 CHUNK_BYTES: Final = 256 * 1024 * 1024
 _IDENTITY_BYTES_MAX: Final = 4096
@@ -248,6 +258,7 @@ def open_store(
             )
         lock = files.lock(f"{directory}/{LOCK_NAME}")
         try:
+            refuse_newer(files, directory)
             notes = _mend_identity(files, directory, identity)
             reserve = (
                 reserve_bytes(files, directory)
@@ -379,7 +390,9 @@ def _recover(
             if delayed is not None:
                 delayed.close()
             raise
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, NewerVersion):
+            opened.keeper.refused()
         state.close()
         raise
     report.notes += opened.notes
@@ -449,7 +462,7 @@ def _mend_identity(files: Files, directory: str, identity: TopicIdentity) -> lis
 def read_identity(files: Files, directory: str) -> TopicIdentity | None:
     """Read the identity file. Returns None if it is missing or damaged.
 
-    Raises `ForeignDirectory` if its version is unknown.
+    Raises `NewerVersion` if its version is unknown.
     """
     path = f"{directory}/{IDENTITY_NAME}"
     data = files.read_file(path, _IDENTITY_BYTES_MAX) if files.exists(path) else b""
@@ -467,10 +480,7 @@ def read_identity(files: Files, directory: str) -> TopicIdentity | None:
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     if identity is None:
-        raise ForeignDirectory(
-            f"{path} has format version {version}, and this zsq reads only version {VERSION}; "
-            "use a newer zsq"
-        )
+        raise newer("the file", version, VERSION, path)
     return identity
 
 

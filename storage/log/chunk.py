@@ -44,7 +44,7 @@ from ...transport.block.block import (
 from ...transport.block.block import VERSION as BLOCK_VERSION
 from ...transport.checksum import crc32c
 from ...transport.errors import ZsqError
-from ..errors import Damaged, ForeignDirectory, Unreadable
+from ..errors import Damaged, ForeignDirectory, NewerVersion, Unreadable
 from ..files import Files
 from ..foreign import whole_number
 from .index import Index, IndexEntry
@@ -869,6 +869,9 @@ def open_chunk(
         chunk.end_position = size if footer is None else footer.data_end
         chunk.end_offset = base_offset + (0 if footer is None else footer.next_offset)
         chunk.last_time_ns += 0 if footer is None else footer.last_time_ns
+    except NewerVersion as error:
+        files.close(fd)
+        raise error.at(path) from error
     except BaseException:
         files.close(fd)
         raise

@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 
 from ...transport.checksum import crc32c
 from .. import documents
-from ..errors import ShortWrite
+from ..errors import NewerVersion, ShortWrite, newer
 from ..files import TEMPORARY_SUFFIX, Files
 from .log_format import VERSION, bad_name, chunk_name, parse_bad_name
 
@@ -152,18 +152,18 @@ def _plain(character: str) -> str:
 def decode_bad_head(data: bytes) -> BadHead | None:
     """Decode the head of a `.bad` file.
 
-    Returns None if it is damaged, incomplete, or of an unknown version.
+    Returns None if it is damaged or incomplete. Raises `NewerVersion` if its version is unknown.
     """
     padded, checksum = data[: BAD_HEAD_BYTES - 10], data[BAD_HEAD_BYTES - 10 : BAD_HEAD_BYTES]
     if checksum != b" %08x\n" % crc32c(padded):
         return None
     try:
         document = documents.loads(padded)
-        base = (
-            int(document["chunk"].partition(".")[0])
-            if document.get("zsq") == "bad" and document.get("version") == VERSION
-            else -1
-        )
+        if document["zsq"] != "bad":
+            return None
+        if document["version"] != VERSION:
+            raise newer("the head of what is set aside", document["version"], VERSION)
+        base = int(document["chunk"].partition(".")[0])
         numbers = [
             document[name]
             for name in (
@@ -249,13 +249,15 @@ def _read(files: Files, fd: int, size: int, position: int) -> bytes:
 def bad_heads(files: Files, folder: str, notes: list[str] | None = None) -> list[BadHead]:
     """Return the heads of all complete `.bad` files, ascending.
 
-    Files that cannot be read are named in `notes`.
+    Files that cannot be read are named in `notes`. Raises `NewerVersion`.
     """
     heads = []
     for name in files.list(folder):
         if parse_bad_name(name) is not None:
             try:
                 head = decode_bad_head(files.read_file(f"{folder}/{name}", BAD_HEAD_BYTES))
+            except NewerVersion as error:
+                raise error.at(f"{folder}/{name}") from error
             # This is only noted, because readers will find the hole again.
             except OSError as error:
                 if notes is not None:

@@ -42,7 +42,7 @@ from ...transport.block.block import (
 )
 from ...transport.checksum import crc32c
 from ...transport.errors import ZsqError
-from ..errors import Damaged, ForeignDirectory
+from ..errors import Damaged, newer
 
 VERSION: Final = 1
 
@@ -180,7 +180,7 @@ def encode_chunk_header(header: ChunkHeader) -> bytes:
 def decode_chunk_header(buffer: Buffer) -> ChunkHeader:
     """Decode a chunk header from either copy.
 
-    Raises `Damaged` if both copies are damaged, `ForeignDirectory` if the version is unknown.
+    Raises `Damaged` if both copies are damaged, `NewerVersion` if the version is unknown.
     """
     view = memoryview(buffer)
     for start in (0, CHUNK_COPY_BYTES):
@@ -196,10 +196,7 @@ def decode_chunk_header(buffer: Buffer) -> ChunkHeader:
         if magic != CHUNK_MAGIC:
             continue
         if version != VERSION:
-            raise ForeignDirectory(
-                f"the chunk has format version {version}, and this zsq reads only version "
-                f"{VERSION}; use a newer zsq"
-            )
+            raise newer("the chunk", version, VERSION)
         return ChunkHeader(base_offset, base_time_ns, seed, uuid, flags)
     raise Damaged("both copies of a chunk's header are damaged")
 

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from ..errors import Damaged, ForeignDirectory, StorageError, Unreadable
+from ..errors import Damaged, ForeignDirectory, NewerVersion, StorageError, Unreadable
 from ..files import Files
 from .chunk import ChunkState, Facts, open_surely
 from .damage import DAMAGED, GAP, Bad, BadHead, bad_heads
@@ -115,6 +115,9 @@ def survey(
     for base in bases:
         try:
             chunk = open_surely(files, folder, base, uuid, index_every_bytes)
+        except NewerVersion as error:
+            chunks.append(Found(base, None, str(error)))
+            continue
         except (Damaged, ForeignDirectory) as error:
             chunks.append(Found(base, None, str(error), lost=True))
             continue

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...transport.block.block import Block
 from ...transport.checksum import crc32c
-from ..errors import Damaged, ForeignDirectory, StoreFailed
+from ..errors import Damaged, ForeignDirectory, NewerVersion, StoreFailed
 from ..files import Files
 from ..log.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, decode_chunk_header, part_name
 from ..log.transactions import StagedFile, StageRow, Transaction
@@ -270,6 +270,8 @@ def recover_stages(
     for name, row in rows.items():
         try:
             stages.append(_stage(files, folder, uuid, name, row, report))
+        except NewerVersion:
+            raise
         except (Damaged, ForeignDirectory, OSError) as error:
             if isinstance(error, OSError) and error.errno not in {errno.ENOENT, errno.EIO}:
                 raise

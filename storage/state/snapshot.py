@@ -20,7 +20,7 @@ from typing import Final, TypedDict, cast
 
 from ...transport.wire.codec import pack_value
 from .. import documents
-from ..errors import Damaged, ForeignDirectory, Unreadable
+from ..errors import Damaged, NewerVersion, Unreadable
 from ..files import Files
 from ..row_changes import END, STATE_BEGIN, Row, decode_frames, encode_frames
 from ..rows import META, unwrap, wrap
@@ -170,7 +170,7 @@ def write_snapshot(files: Files, directory: str, data: bytes) -> None:
 def read_snapshot(files: Files, directory: str) -> Snapshot | None:
     """Return the snapshot, or None if there is none.
 
-    Raises `Damaged` if it is damaged, and `ForeignDirectory` if another version wrote it: a rebuild
+    Raises `Damaged` if it is damaged, and `NewerVersion` if another version wrote it: a rebuild
     without it would drop what it has. Raises `Unreadable` if the disk could not read it. That may
     be a temporary failure, so the caller must not continue without the snapshot.
     """
@@ -183,14 +183,14 @@ def read_snapshot(files: Files, directory: str) -> Snapshot | None:
         raise Unreadable(f"{path} cannot be read: {error}") from error
     except Damaged as error:
         raise Damaged(f"{path}: {error}") from error
-    except ForeignDirectory as error:
-        raise ForeignDirectory(f"{path}: {error}") from error
+    except NewerVersion as error:
+        raise error.at(path) from error
 
 
 def commits_of_snapshot(files: Files, directory: str) -> int:
     """Return the number of commits of the store at the time of the snapshot, or 0 if it is unknown.
 
-    If a store has fewer commits, it has lost some of them.
+    If a store has fewer commits, it has lost some of them. Raises `NewerVersion`.
     """
     path = f"{directory}/{SNAPSHOT_NAME}"
     try:
@@ -199,14 +199,16 @@ def commits_of_snapshot(files: Files, directory: str) -> int:
             if files.exists(path)
             else 0
         )
-    except (OSError, Damaged, ForeignDirectory, ValueError, KeyError, TypeError, OverflowError):
+    except NewerVersion as error:
+        raise error.at(path) from error
+    except (OSError, Damaged, ValueError, KeyError, TypeError, OverflowError):
         return 0
 
 
 def check_snapshot(files: Files, directory: str) -> list[str]:
-    """Return the defects of the snapshot as sentences."""
+    """Return the defects of the snapshot as sentences. Raises `NewerVersion`."""
     try:
         read_snapshot(files, directory)
-    except (Damaged, ForeignDirectory, Unreadable) as error:
+    except (Damaged, Unreadable) as error:
         return [str(error)]
     return []

@@ -47,7 +47,15 @@ from typing import Final
 
 from .. import documents
 from ..environment import DATA_NAME
-from ..errors import Damaged, DiskFull, ForeignDirectory, StoreFailed, Unreadable, is_full
+from ..errors import (
+    Damaged,
+    DiskFull,
+    ForeignDirectory,
+    NewerVersion,
+    StoreFailed,
+    Unreadable,
+    is_full,
+)
 from ..files import TEMPORARY_SUFFIX, Files
 from ..log.log_format import BAD_SUFFIX, STATE_NAME, parse_chunk_name
 from .snapshot import (
@@ -229,6 +237,10 @@ class StateKeeper:
     def distrust(self) -> None:
         self._starts.distrust()
 
+    def refused(self) -> None:
+        """Note that this start ends because another file of the topic has a newer version."""
+        self._starts.end()
+
     def close(self) -> None:
         """Write the last snapshot, and note that the process ends normally.
 
@@ -283,6 +295,9 @@ def open_state(
             store, table = _open(files, directory, uuid, map_bytes, prove=bool(unproven))
             if unproven:
                 starts.proven()
+        except NewerVersion:
+            starts.end()  # otherwise a later start would take these starts for failures
+            raise
         except Damaged as error:
             reason = str(error)
         except StoreFailed as error:
@@ -336,6 +351,9 @@ def _open(
             # consistent.
             raise Damaged(f"{path} has {table.commits} commits, but its snapshot has {known}")
         return store, table
+    except NewerVersion as error:
+        store.close()
+        raise error.at(path) from error
     except BaseException:
         store.close()
         raise

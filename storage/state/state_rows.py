@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypedDict
 
 from ...transport.wire.codec import pack_value, unpack_value
-from ..errors import Damaged, ForeignDirectory
+from ..errors import Damaged, NewerVersion, newer
 from ..log.chunk import ArchivedChunk
 from ..log.transactions import StagedFile, StageRow, TransactionRow
 from ..rows import META, unwrap
@@ -202,17 +202,14 @@ class StateBatch:
 def unwrap_meta(value: bytes | None) -> StateMeta:
     """Return the checkpoint.
 
-    Raises `ForeignDirectory` if another version wrote it, and `Damaged` if it is missing or
+    Raises `NewerVersion` if another version wrote it, and `Damaged` if it is missing or
     damaged.
     """
     if value is None:
         raise Damaged("the state store has no checkpoint row")
     meta: StateMeta = unpack_value(unwrap(META, value))
     if meta["version"] != VERSION:
-        raise ForeignDirectory(
-            f"the state store has format version {meta['version']}, and this zsq reads only "
-            f"version {VERSION}; use a newer zsq"
-        )
+        raise newer("the state store", meta["version"], VERSION)
     return meta
 
 
@@ -259,13 +256,13 @@ def change_meta(meta: StateMeta, batch: StateBatch) -> None:
 def unpack_channel(data: bytes | memoryview) -> ChannelRow:
     """Return a channel's row.
 
-    Raises `ForeignDirectory` if the data is not a row. Another version must have written it,
+    Raises `NewerVersion` if the data is not a row. Another version must have written it,
     because its checksum is right.
     """
     try:
         return ChannelRow.decode(unpack_value(data))
     except ValueError as error:
-        raise ForeignDirectory(f"{error}; use a newer zsq") from error
+        raise NewerVersion(f"{error}; use a newer zsq") from error
 
 
 def take_row(table: Table, key: bytes, data: bytes | memoryview) -> None:

@@ -35,11 +35,10 @@ def test_the_programs_of_the_page_publish_and_consume(tmp_path: Path) -> None:
     if missing := nsqjs_missing():
         pytest.skip(missing)
     programs = re.findall(r"^```ts\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    names = re.findall(r"Save this as `(\w+\.ts)`", PAGE.read_text())
-    assert names == ["publish.ts", "consume.ts"]
+    names = re.findall(r"Save this as `(\w+\.mts)`", PAGE.read_text())
+    assert names == ["publish.mts", "consume.mts"]
     for name, code in zip(names, programs, strict=True):
         (tmp_path / name).write_text(code)
-    (tmp_path / "package.json").write_text('{"type": "module"}')
     (tmp_path / "node_modules").symlink_to(node_modules())
     broker = Broker(tmp_path / "data", nsq=True, http=True)
     node = [newest_node(), "--disable-warning=ExperimentalWarning"]
@@ -54,14 +53,14 @@ def test_the_programs_of_the_page_publish_and_consume(tmp_path: Path) -> None:
             admin.create_topic("clicks")
             admin.create_channel("clicks", "mailer")
         done = subprocess.run(
-            [*node, "publish.ts"], capture_output=True, text=True, timeout=WAIT_S, check=False,
+            [*node, "publish.mts"], capture_output=True, text=True, timeout=WAIT_S, check=False,
             cwd=tmp_path, env=environment,
         )  # fmt: skip
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         output = tmp_path / "output"
         with output.open("wb") as out:
             consumer = subprocess.Popen(
-                [*node, "consume.ts"], stdout=out, stderr=out, cwd=tmp_path, env=environment
+                [*node, "consume.mts"], stdout=out, stderr=out, cwd=tmp_path, env=environment
             )
         try:
             wait_for(lambda: output.read_text().count("\n") >= 2, WAIT_S, "both messages")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,10 @@ SECTIONS: Final = {
     ),
 }  # fmt: skip
 BREAK: Final = "\n\n"
+# Arguments that mean the same everywhere. `Producer` has their types and texts.
+SHARED: Final = ("url", "timeout", "key_file", "transport", "heartbeat_ms", "db")
+TEXTS: Final = ("topic", "channel", "name")
+CLOSES: Final = "Close the connections to the brokers."  # the head of the page says it
 # More docstrings that belong to a section, without their first lines.
 MORE: Final = {
     "Consuming": (
@@ -66,12 +70,14 @@ ANSWERS: Final = (
 FIELDS: Final = ("member_descriptor", "_tuplegetter")
 HEAD: Final = """# API reference
 
-This page is generated from the docstrings of `zsq` {version}, and a test keeps it current. Everything
-on this page is public. Everything else may change. All of it has type annotations. Times are in
-seconds unless a name ends in another unit. `zsq.aio` has the same names for asyncio: there, calls
-that ask the broker are awaited. The guides are [tutorial.md](tutorial.md),
-[channels.md](channels.md), and [spark.md](spark.md). [testing.md](testing.md) has the public names of
-`zsq.testing`.
+Reference of the Python API, for readers of the [tutorial](tutorial.md) and the guides. It is generated
+from the docstrings of `zsq` {version}, and a test keeps it current. Everything on this page is public,
+and everything else may change. [testing.md](testing.md) has the names of `zsq.testing`.
+
+Times are in seconds unless a name ends in another unit. `zsq.aio` has the same names for asyncio. There,
+the calls that ask the broker are awaited. `url`, `timeout`, `key_file`, `transport` and `heartbeat_ms`
+are those of `Producer`. Other arguments without a type are text, or have the type of their default.
+`x: T = None` means `T | None`. Each client has `close()`, which closes its connections.
 """
 
 
@@ -82,7 +88,10 @@ def drawn() -> str:
         parts += [_class(name, getattr(zsq, name)) for name in names]
         for caption, described in MORE.get(title, ()):
             parts.append(f"### {caption}\n\n{_text(described).partition(BREAK)[2]}\n")
-    parts.append("## Databases\n\nImport these from `zsq.inbox` and `zsq.outbox`.\n")
+    parts.append(
+        "## Databases\n\nImport these from `zsq.inbox` and `zsq.outbox`. `db` is a connection of "
+        "the user's. [databases.md](databases.md) is the guide.\n"
+    )
     parts += [_class(kind.__name__, kind) for kind in DATABASES]
     parts.append("## Records and options\n")
     parts += [_record(kind) for kind in RECORDS]
@@ -107,9 +116,9 @@ def _class(name: str, kind: type) -> str:
     if not issubclass(kind, Exception) and name not in GIVEN:
         lines += [f"    {name}{_signature(kind)}", ""]
     lines += [_text(kind), ""]
-    members = list(_members(kind))
-    lines += ["**Methods and attributes**", ""] if members else []
-    for member, value, doc in members:
+    for member, value, doc in _members(kind):
+        if doc == CLOSES:
+            continue
         if isinstance(value, property | cached_property) or not callable(value):
             lines += [f"- **`{member}`**: {_flat(doc)}"]
         else:
@@ -118,15 +127,18 @@ def _class(name: str, kind: type) -> str:
 
 
 def _record(kind: Any) -> str:
-    """Return the text of a NamedTuple or TypedDict: its fields, with the texts of its
-    base classes.
+    """Return the text of a NamedTuple or TypedDict: its fields, with the texts of its base classes.
+    Where each field may be None, this is left out.
     """
     bases = [
         base
         for base in getattr(kind, "__orig_bases__", ())
         if inspect.getdoc(base) and hasattr(base, "__required_keys__")
     ]
-    fields = ", ".join(f"{name}: {hint}" for name, hint in _annotations(kind).items())
+    hints = _annotations(kind)
+    if all(str(hint).endswith(" | None") for hint in hints.values()):
+        hints = {name: hint.removesuffix(" | None") for name, hint in hints.items()}
+    fields = ", ".join(f"{name}: {hint}" for name, hint in hints.items())
     texts = [_text(one) for one in (kind, *bases)]
     return "\n".join([f"### {kind.__name__}", "", f"    {fields}", "", *texts]) + "\n"
 
@@ -140,39 +152,44 @@ def _annotations(kind: Any) -> dict[str, Any]:
 
 
 def _asyncio() -> str:
+    """Return a line for each name of `zsq.aio`: which calls are awaited, or which are not."""
     lines = []
     for name in zsq.aio.__all__:
         if any(name == one.__name__ for one in RECORDS):
             continue
         kind = getattr(zsq.aio, name)
         shown = getattr(zsq, name, None)
-        own = (
-            [(member, value, doc) for member, value, doc in _members(kind)]
-            if inspect.isclass(kind)
-            else []
-        )
-        if shown is not None:
-            differs = [row for row in own if not hasattr(shown, row[0])]
-            awaited = ", ".join(
-                f"`{member}`" for member, value, _ in own if inspect.iscoroutinefunction(value)
-            )
-            lines.append(
-                f"- **`aio.{name}`**: as `{name}`." + (f" Awaited: {awaited}." if awaited else "")
-            )
-            lines += [
-                f"  Besides: `{member}{_signature(value) if callable(value) else ''}`: {_flat(doc)}"
-                for member, value, doc in differs
-            ]
-        else:
+        if shown is None:
             lines.append(f"- **`aio.{name}{_signature(kind)}`**: {_flat(_text(kind))}")
+            continue
+        own = list(_members(kind)) if inspect.isclass(kind) else []
+        lines.append(f"- **`aio.{name}`**: as `{name}`.{_awaited(own)}")
+        lines += [
+            f"  Besides: `{member}{_signature(value) if callable(value) else ''}`: {_flat(doc)}"
+            for member, value, doc in own
+            if not hasattr(shown, member)
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _awaited(members: list[tuple[str, Any, str]]) -> str:
+    calls = [
+        (f"`{member}`", inspect.iscoroutinefunction(value))
+        for member, value, _ in members
+        if callable(value)
+    ]
+    awaited = [member for member, is_awaited in calls if is_awaited]
+    others = [member for member, is_awaited in calls if not is_awaited]
+    if len(awaited) <= len(others):
+        return f" Awaited: {', '.join(awaited)}." if awaited else ""
+    return f" All calls are awaited{', except ' + ', '.join(others) if others else ''}."
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any, str]]:
     """Yield the public members in the order of the source, with inherited members last."""
     seen = set()
     for home in kind.__mro__:
-        if home in (object, Exception, BaseException):
+        if home in (object, Exception, BaseException, Sequence):
             continue
         for name, value in vars(home).items():
             if (
@@ -195,15 +212,28 @@ def _members(kind: type) -> Iterator[tuple[str, Any, str]]:
 
 def _signature(value: Any) -> str:
     """Return the signature without `self` and without quotes around annotations, on one line
-    however long it is.
+    however long it is. Shared arguments have no types, and `T | None = None` is `T = None`.
     """
     target = inspect.unwrap(value) if not inspect.isclass(value) else value
     found = inspect.signature(target)
     parameters = [one for name, one in found.parameters.items() if name != "self"]
     returns = inspect.Signature.empty if inspect.isclass(value) else found.return_annotation
-    parameters = [one.replace(annotation=_bare(one.annotation)) for one in parameters]
+    is_producer = getattr(value, "__name__", "") == "Producer"
+    parameters = [one.replace(annotation=_hint(one, is_producer)) for one in parameters]
     text = str(found.replace(parameters=parameters, return_annotation=_bare(returns)))
-    return re.sub(r" -> None$", "", text.replace("zsq.transport.", ""))
+    return re.sub(r" -> (None|Nothing)$", "", text.replace("zsq.transport.", ""))
+
+
+def _hint(parameter: inspect.Parameter, is_producer: bool) -> Any:
+    """Return the type to show, if the head of the page or the default does not say it."""
+    hint, default = parameter.annotation, parameter.default
+    if parameter.name in SHARED and not is_producer:
+        return inspect.Parameter.empty
+    if hint == type(default).__name__ or (hint == "str" and parameter.name in TEXTS):
+        return inspect.Parameter.empty
+    if default is None and isinstance(hint, str):
+        hint = hint.removesuffix(" | None")
+    return _bare(hint)
 
 
 class _Bare:

@@ -266,7 +266,6 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
         "configuration.md",
         'data-dir = "/var/lib/zsq/data"',
     ): "test_the_documented_configuration_is_taken",
-    ("delivery.md", "stateDiagram-v2"): "tests/actors/channel/test_message_states.py",
     (
         "operations.md",
         "2026-11-22 12:00:00,123 4711 WARNING [topic clicks] what happened",

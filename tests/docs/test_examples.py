@@ -59,11 +59,11 @@ def test_the_unit_of_a_mirror_forwards() -> None:
     assert service["Restart"] == "on-failure"
 
 
-@pytest.mark.parametrize("name", ["zsq.service", "zsq-forward.service"])
+@pytest.mark.parametrize("name", ["zsq.service", "zsq-forward.service", "zsq-consumer.service"])
 def test_systemd_accepts_the_unit(tmp_path: Path, name: str) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("there is no systemd on this machine")
-    text = (EXAMPLES / name).read_text().replace("/opt/zsq/bin/zsq", sys.executable)
+    text = re.sub(r"/opt/\w+/bin/\w+", sys.executable, (EXAMPLES / name).read_text())
     (tmp_path / name).write_text(text)
     ended = subprocess.run(
         ["systemd-analyze", "verify", str(tmp_path / name)],

@@ -1,17 +1,26 @@
 """Tests of the Prometheus rules, the alerts and the Grafana dashboard in docs/examples: every query
 parses, and uses metrics and labels that exist.
+
+Where promtool is on PATH (Debian's package prometheus has it), Prometheus itself checks the files,
+and evaluates alerts. No registry has Grafana. Its model of dashboards, which Grafana publishes,
+reads the dashboard here.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import promql_parser
 import pytest
 import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from support.http_api import Site
 
 from zsq.actors.gateways.http.web.origins import Origins
@@ -130,3 +139,82 @@ def test_prometheus_reads_the_files_that_exist_and_calls_the_broker_by_its_name(
         assert site.get("/metrics", headers={"host": target}).status_code == 200
     finally:
         site.close()
+
+
+def lost(before: Any, after: Any, place: str = "") -> Iterator[str]:
+    """Yield the place of each value that is not the same any more."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key, value in before.items():
+            yield from lost(value, after.get(key), f"{place}.{key}")
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for one, other in zip(before, after, strict=True):
+            yield from lost(one, other, place)
+    elif before != after:
+        yield place
+
+
+def read_by_grafana(dashboard: dict[str, Any]) -> Any:
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+
+
+def test_grafana_knows_each_key_of_the_dashboard() -> None:
+    # Grafana writes `definition` beside `query`. Its model does not have it.
+    found = {*lost(DASHBOARD, read_by_grafana(DASHBOARD))}
+    assert found == {".templating.list.definition"}
+    wrong = DASHBOARD | {"reload": "30s"}
+    assert ".reload" in {*lost(wrong, read_by_grafana(wrong))}
+
+
+RULE_TESTS: Final = """
+rule_files: [RULES, ALERTS]
+evaluation_interval: 30s
+tests:
+  - interval: 30s
+    input_series:
+      - series: 'up{job="zsq", instance="a"}'
+        values: "1x10 0x10"
+      - series: 'zsq_channel_depth{instance="a", topic="t", channel="c"}'
+        values: "200000x40"
+      - series: 'zsq_channel_in_flight{instance="a", topic="t", channel="c"}'
+        values: "0x40"
+      - series: 'zsq_channel_finished_total{instance="a", topic="t", channel="c"}'
+        values: "0+3000x40"
+    alert_rule_test:
+      - alertname: ZsqDown
+        eval_time: 4m
+      - alertname: ZsqDown
+        eval_time: 8m
+        exp_alerts:
+          - exp_labels: {severity: critical, job: zsq, instance: a}
+            exp_annotations:
+              summary: "a: the broker does not answer"
+              runbook: docs/runbooks.md#the-broker-does-not-answer
+      - alertname: ZsqBacklog
+        eval_time: 6m
+        exp_alerts:
+          - exp_labels: {severity: warning, instance: a, topic: t, channel: c}
+            exp_annotations:
+              summary: "t/c: 200000 messages wait"
+              runbook: docs/runbooks.md#depth-a-backlog-grows
+    promql_expr_test:
+      - expr: channel:zsq_channel_drain:seconds
+        eval_time: 10m
+        exp_samples:
+          - labels: 'channel:zsq_channel_drain:seconds{instance="a", topic="t", channel="c"}'
+            value: 2000
+"""
+
+
+def test_prometheus_itself_reads_the_files_and_raises_the_alerts(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not on PATH")
+    tests = RULE_TESTS.replace("RULES", str(EXAMPLES / "prometheus-rules.yml"))
+    tests = tests.replace("ALERTS", str(EXAMPLES / "prometheus-alerts.yml"))
+    (tmp_path / "tests.yml").write_text(tests)
+    for words in (
+        ["check", "config", str(EXAMPLES / "prometheus.yml")],  # with its rules and alerts
+        ["test", "rules", str(tmp_path / "tests.yml")],
+    ):
+        ended = subprocess.run([promtool, *words], capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -19,9 +19,11 @@ from .test_examples import instructions, understood
 from .walking import ROOT
 
 COMPOSE: Final = ROOT / "docs" / "examples" / "compose.yaml"
+CONSUMER: Final = ROOT / "docs" / "examples" / "compose-consumer.yaml"
 PAIR: Final = ROOT / "docs" / "examples" / "compose-standby.yaml"
 SCHEMAS: Final = {
     COMPOSE: "vendor.compose-spec",
+    CONSUMER: "vendor.compose-spec",
     PAIR: "vendor.compose-spec",
     ROOT / ".github/workflows/ci.yml": "vendor.github-workflows",
     ROOT / ".github/ISSUE_TEMPLATE/bug.yml": "vendor.github-issue-forms",

@@ -89,9 +89,14 @@ def of_held(holding: str, ending: str) -> Outcome:
 
 
 def drawn(rows: dict[str, dict[str, Outcome]], what: str) -> str:
-    """Return a table of the page. `what`: the heading of its first column."""
+    """Return a table of the page. `what`: the heading of its first column. Programs with the same
+    outcomes share a row.
+    """
     columns = list(next(iter(rows.values())))
-    lines = [[name, *map(str, cells.values())] for name, cells in rows.items()]
+    names: dict[tuple[str, ...], list[str]] = {}
+    for name, cells in rows.items():
+        names.setdefault(tuple(map(str, cells.values())), []).append(name)
+    lines = [["; ".join(shared), *cells] for cells, shared in names.items()]
     head, *body = (f"| {' | '.join(line)} |\n" for line in [[what, *columns], *lines])
     return "".join([head, f"|{'---|' * (len(columns) + 1)}\n", *body])
 

@@ -1,6 +1,6 @@
 """Tests of the ends of Celery's workers: which tasks run again, and that none is lost.
 
-The table in docs/task-queues.md says the same.
+The table in docs/task-queues-reference.md says the same.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import logging
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
-from support.broker import Broker
+from support.broker import Broker, wait_for
 
 import zsq
 import zsq.aio
@@ -235,6 +236,63 @@ def test_a_signal_that_interrupts_a_handler_ends_the_program(
         assert message is not None
         assert message.body == b"a", "it was returned"
         message.finish(sync=True)
+
+
+SIGNALLED: Final = """
+import asyncio, sys, time, zsq, zsq.aio
+
+url, kind, work_s = sys.argv[1:]
+
+def handle(message):
+    print("handling", flush=True)
+    deadline_s = time.monotonic() + float(work_s)
+    while time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    print("handled")
+
+async def handle_async(message):
+    print("handling", flush=True)
+    await asyncio.sleep(float(work_s))
+    print("handled")
+
+if kind == "blocking":
+    zsq.Consumer("t", "c", url=url).run(handle)
+else:
+    asyncio.run(zsq.aio.Consumer("t", "c", url=url).run(handle_async))
+"""
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+@pytest.mark.parametrize(
+    ("work_s", "pause_s", "code", "said"),
+    [(1.0, 0.0, 0, b"handled\n"), (60.0, 0.7, -signal.SIGTERM, b"")],
+)
+def test_a_signal_that_comes_twice_at_once_is_one_request_to_stop(
+    own_broker: Broker,
+    tmp_path: Path,
+    kind: str,
+    work_s: float,
+    pause_s: float,
+    code: int,
+    said: bytes,
+) -> None:
+    """`timeout` sends SIGTERM to the process and to its group. A later one ends the program."""
+    publish(own_broker, "t", b"a")
+    program = tmp_path / "program.py"
+    program.write_text(SIGNALLED)
+    command = [sys.executable, str(program), own_broker.ipc, kind, str(work_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"handling\n"
+            process.send_signal(signal.SIGTERM)
+            second_s = time.monotonic() + pause_s
+            wait_for(lambda: time.monotonic() >= second_s, WAIT_S)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == code
+            assert process.stdout.read() == said
+        finally:
+            process.kill()
 
 
 REQUEST: Final = contextvars.ContextVar("request", default="none")

@@ -102,7 +102,7 @@ def check(
     headers: Mapping[str, str],
     content: bytes,
 ) -> None:
-    """Check that the answer agrees with docs/http.md."""
+    """Check that the answer agrees with docs/http-reference.md."""
     said = (
         f"seed {seed}: {method} {target} {body[:40]!r} ({len(body)} bytes) was answered "
         f"{status} {content[:200]!r}"

@@ -23,7 +23,14 @@ from zsq.transport.client.link import link_host
 from zsq.transport.client.link.engine import Engine
 from zsq.transport.client.link.timeouts import FAR_NS
 from zsq.transport.errors import E_UNSUPPORTED
-from zsq.transport.system import EpollSet, EventWaker, SelectSet, SignalFlag, SocketWaker
+from zsq.transport.system import (
+    EpollSet,
+    EventWaker,
+    SelectSet,
+    SignalFlag,
+    SocketWaker,
+    StopRequests,
+)
 
 WAIT_S = 20.0
 
@@ -619,3 +626,9 @@ def test_a_flag_wakes_the_thread_that_waits_for_it() -> None:
     thread.join()
     assert flag.is_set()
     assert flag.wait(0)
+
+
+def test_signals_that_come_together_are_one_request_to_stop() -> None:
+    times_s = iter([5.0, 5.001, 5.5, 5.6, 6.0])
+    requests = StopRequests(lambda: next(times_s))
+    assert [requests.is_second() for _ in range(5)] == [False, False, False, True, True]

@@ -110,9 +110,9 @@ _BARE: Final = {
 def opcode(frame: Any) -> int:
     """Return the opcode of a control frame without unpacking it, or 0 if it has none.
 
-    It is read only as `encode` packs it: an array of at most 15 values whose first one is a positive
-    fixint (below 128), uint8 or uint16 in its shortest form. `decode` would accept a longer form of
-    a small number, too, and then a gateway could take one message for another.
+    It is read only as `encode` packs it: an array of at most 15 values whose first one is a
+    positive fixint (below 128), uint8 or uint16 in its shortest form. `decode` would accept a
+    longer form of a small number, too, and then a gateway could take one message for another.
     """
     head = bytes(frame[:4])
     if len(head) < 2 or head[0] & 0xF0 != 0x90:

@@ -229,6 +229,7 @@ class StandbyTerm:
     def _stand_by(self) -> int | None:
         bucket = open_bucket(parse_bucket_url(self._options.bucket), call_s=CALL_S)
         files, data_dir = self._files, self._data_dir
+        read_copy(files, f"{data_dir}/{STANDBY_NAME}")  # refuses a newer one, before any change
         if files.exists(f"{data_dir}/{REGISTRY_NAME}"):
             is_primary = self._look_back(bucket)
             if is_primary is None:

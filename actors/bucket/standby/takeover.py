@@ -26,7 +26,7 @@ from ....storage.bucket.shipping.ship_log import ShipLog, find_chain
 from ....storage.bucket.shipping.tick_format import COPY_NAME, Copy, decode_copy, encode_copy
 from ....storage.bucket.shipping.tick_reader import ShippedTopic
 from ....storage.directory.store import TopicIdentity
-from ....storage.errors import Damaged, ForeignDirectory
+from ....storage.errors import Damaged, ForeignDirectory, NewerVersion
 from ....storage.files import Files
 from ...settings.options import SHIP_RESERVE
 from ...supervisor.topics.registry import REGISTRY_NAME
@@ -134,12 +134,17 @@ def mark_unfinished(files: Files, data_dir: Path) -> None:
 
 
 def read_copy(files: Files, path: str) -> Copy | None:
-    """Return the identity in a file, or None if there is none, or a damaged one."""
+    """Return the identity in a file, or None if there is none, or a damaged one.
+
+    Raises `NewerVersion`.
+    """
     if not files.exists(path):
         return None
     try:
         return decode_copy(files.read_file(path, COPY_BYTES_MAX))
-    except (Damaged, ForeignDirectory):
+    except NewerVersion as error:
+        raise error.at(path) from error
+    except Damaged:
         return None
 
 

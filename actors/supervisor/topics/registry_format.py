@@ -48,7 +48,7 @@ from ....storage.cluster.directory import (
     entry_of_row,
     row_of_entry,
 )
-from ....storage.errors import ForeignDirectory
+from ....storage.errors import ForeignDirectory, newer
 from ....storage.foreign import is_uuid
 from ....transport.checksum import crc32c
 from ....transport.errors import UsageError
@@ -226,9 +226,7 @@ def decode(raw: bytes, path: str) -> Content:
             )
         version = data.get("version")
         if type(version) is int and version > VERSION:
-            raise ForeignDirectory(
-                f"{path} has version {version}; this zsq reads only version {VERSION}: upgrade zsq"
-            )
+            raise newer("the registry", version, VERSION, path)
     except _WrongError as error:
         raise RegistryDamaged(f"{path} is damaged: {error}") from None
     try:

@@ -216,7 +216,9 @@ class StartQueue:
 
 log = logging.getLogger("zsq")
 
-FINAL: Final = frozenset({"ForeignDirectory", "Damaged"})  # another try does not help
+FINAL: Final = frozenset(
+    {"ForeignDirectory", "NewerVersion", "Damaged"}
+)  # another try does not help
 # The codes with which storage refuses to make a channel.
 REFUSED: Final = frozenset({E_LIMIT, E_INTERNAL, E_DISK_FULL, E_BAD_ARGUMENT})
 

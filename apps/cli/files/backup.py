@@ -74,8 +74,10 @@ def backup(
 
 
 WARNING = """\
-The data is as old as the backup. Messages published later are missing, channels deliver again what they finished later, and
-new messages get the offsets of the missing ones. Readers that store offsets must start again, Spark with a new checkpoint."""
+The data is as old as the backup. Messages published later are missing, channels
+deliver again what they finished later, and new messages get the offsets of the
+missing ones. Readers that store offsets must start again, Spark with a new
+checkpoint."""
 
 
 def lines(manifest: Manifest, backup: Path) -> list[str]:

@@ -141,8 +141,15 @@ def _set_aside(files: Files, data_dir: Path, url: str) -> None:
 def _refusing() -> Iterator[None]:
     """Convert errors of the storage layer."""
     from ....storage.bucket.bucket import BucketError
-    from ....storage.errors import DiskFull, StorageError
-    from ....transport.errors import E_BUCKET, E_CHECKSUM, E_DISK_FULL, Refused, ZsqError
+    from ....storage.errors import DiskFull, NewerVersion, StorageError
+    from ....transport.errors import (
+        E_BUCKET,
+        E_CHECKSUM,
+        E_DISK_FULL,
+        E_UNSUPPORTED,
+        Refused,
+        ZsqError,
+    )
 
     try:
         yield
@@ -150,6 +157,8 @@ def _refusing() -> Iterator[None]:
         raise Refused(E_DISK_FULL, str(error)) from error
     except BucketError as error:
         raise Refused(E_BUCKET, str(error)) from error
+    except NewerVersion as error:
+        raise ZsqError(E_UNSUPPORTED, str(error)) from error
     except StorageError as error:
         raise ZsqError(E_CHECKSUM, str(error)) from error
 

@@ -1,10 +1,13 @@
-"""zsq stats: show topics, channels, consumers and processes as tables or as JSON."""
+"""zsq stats: show topics, channels, consumers and processes as tables or as JSON.
+
+A topic with its channels and consumers fits on a screen of 80 columns and 24 lines.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -21,7 +24,18 @@ from ....transport.reports import (
 )
 from ....transport.wire.answers import Chunks
 from ..options import with_admin
-from ..output import FILE_COLUMNS, TEXT_MAX, Grid, Heading, json_option, say, tell, wide_console
+from ..output import (
+    FILE_COLUMNS,
+    TEXT_MAX,
+    Figure,
+    Grid,
+    Heading,
+    figure,
+    json_option,
+    say,
+    tell,
+    wide_console,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,11 +52,20 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Show the files of TOPIC's log: sizes, times, and which ones are written and read.",
 )
+@click.option("--processes", is_flag=True, help="Also show each process of the broker.")
 @with_admin
 def stats(
-    topic: str | None, channel: str | None, as_json: bool, chunks: bool, admin: Admin
+    topic: str | None,
+    channel: str | None,
+    as_json: bool,
+    chunks: bool,
+    processes: bool,
+    admin: Admin,
 ) -> None:
-    """Show topics, channels, consumers and the broker's processes, or one TOPIC or CHANNEL."""
+    """Show topics, channels and consumers, or one TOPIC or CHANNEL.
+
+    On a narrow terminal, numbers are rounded. --json has all of them exactly.
+    """
     from ....transport.errors import E_BAD_ARGUMENT, UsageError
     from ....transport.names import check_name
 
@@ -51,6 +74,8 @@ def stats(
             E_BAD_ARGUMENT, "--chunks needs one TOPIC and no CHANNEL: zsq stats --chunks TOPIC"
         )
 
+    if processes and topic is not None:
+        raise UsageError(E_BAD_ARGUMENT, "--processes is about the broker, and takes no TOPIC")
     if topic is not None:
         check_name(topic)
     if channel is not None:
@@ -65,8 +90,9 @@ def stats(
     grids = [chunk_grid(str(topic), report)] if chunks else None
     is_one = topic is not None and not chunks and len(report["topics"]) == 1
     if not chunks:
-        say(head(report) + (about_one(report) if is_one else "") + nothing(report, topic))
-    for table in tables(report, topic is None, is_one, console.width, grids):
+        more = about_one(report) if is_one else "" if topic else about_processes(report)
+        say(head(report) + more + nothing(report, topic))
+    for table in tables(report, processes, is_one, console.width, grids):
         console.print(table)
     for line in [] if chunks else troubles(report):
         say(line)
@@ -111,19 +137,30 @@ def _of_bucket(bucket: BucketStats | None) -> str:
     return f"bucket {bucket['url']}: {', '.join(parts)}\n"
 
 
+def about_processes(report: BrokerStats) -> str:
+    """Return the line about the processes, or "" if the user may not see them."""
+    rows = [row for row in report.get("processes", ()) if "name" in row]
+    if not rows:
+        return ""
+    count = len({row.get("pid") for row in rows})
+    memory = sum(row.get("private_bytes") or 0 for row in rows)
+    restarts = sum(row.get("restarts") or 0 for row in rows)
+    return f"{count} processes with {memory / 1e6:,.0f} MB, {restarts:,} restarts\n"
+
+
 def about_one(report: BrokerStats) -> str:
     """Return the lines about the only topic, which need less room than a table."""
     (row,) = report["topics"]
     p99 = _latency(row, 0.99)[0]
     counts = [
         f"{row['message_count']:,} published ({row['message_bytes']:,} bytes)",
-        f"{row['depth']:,} wait for a channel or an unpause",
-        f"offsets {row['start']:,} to {row['head']:,}",
+        f"{row['depth']:,} wait for a channel",
     ]
     speed = [
+        f"offsets {row['start']:,} to {row['head']:,}",
         f"{row['log_bytes']:,} bytes on disk",
         f"{_rate(row, 'message_count')}/s in",
-        f"oldest unfinished {_age(row.get('oldest_message_age_s', 0))}",
+        f"oldest {_age(row.get('oldest_message_age_s', 0))}",
         *([f"p99 {p99}"] if p99 else []),
         *([f"bucket lag {_ship_lag(row)}"] if row.get("shipping", _OFF) != _OFF else []),
     ]
@@ -139,10 +176,14 @@ def about_one(report: BrokerStats) -> str:
 
 
 def _topic_state(topic: TopicStats) -> str:
+    return ", ".join([*(_topic_words(topic) or ["OK"]), f"sync {topic.get('sync', '?')}"])
+
+
+def _topic_words(topic: TopicStats) -> list[str]:
+    """Return what is not usual about a topic."""
     closed = f"closed to {topic['closed']}" if topic.get("closed") else ""
     flags = [name for name in ("paused", "asleep") if topic.get(name)]
-    state = [*filter(None, (closed, *flags, _word(topic)))]
-    return ", ".join([*(state or ["OK"]), f"sync {topic.get('sync', '?')}"])
+    return [*filter(None, (closed, *flags, _word(topic)))]
 
 
 def nothing(report: BrokerStats, topic: str | None) -> str:
@@ -191,22 +232,26 @@ def _word(row: Mapping[str, object]) -> str:
 
 def tables(
     report: BrokerStats,
-    whole: bool,
+    processes: bool,
     is_one: bool = False,
     width: int = FILE_COLUMNS,
     grids: Sequence[Grid] | None = None,
 ) -> list[Table]:
     """Return the tables, `width` columns wide.
 
-    Processes are included only for the `whole` broker. With `is_one`, the topic has lines and not
+    Processes are included only with `processes`. With `is_one`, the topic has lines and not
     a table (`about_one`), and its name is in no column.
     """
     if grids is None:
         grids = [] if is_one else [_topics(report)]
-        grids += [_channels(report, is_one), _counted(report, is_one), *_clients(report, width)]
+        grids += [
+            _channels(report, is_one),
+            _counted(report, is_one),
+            *_clients(report, width, is_one),
+        ]
         # Without the permission, the broker sends the rows of processes without names.
-        processes = [row for row in report.get("processes", ()) if "name" in row]
-        grids += [_processes(processes)] if whole and processes else []
+        named = [row for row in report.get("processes", ()) if "name" in row]
+        grids += [_processes(named)] if processes and named else []
     return [table for grid in grids for table in grid.tables(width)]
 
 
@@ -258,10 +303,15 @@ def _time(time_ns: object) -> str:
 _MIB: Final = 1024 * 1024
 _OFF: Final = "off"  # the state of shipping in a broker that does not ship
 _STATE: Final = Heading("state", is_text=True)
+# What a narrow terminal does not show of a channel, besides what is 0, and of a consumer.
+_LESS_OF_CHANNELS: Final = ("message_count", "delivery_count")
+_LESS_OF_CONSUMERS: Final = ("message_count", "requeue_count", "timeout_count")
 
 
-def _number(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value if value is not None else "")
+def _number(value: object, unit: str = "") -> str | Figure:
+    if isinstance(value, int):
+        return figure(value, unit)
+    return str(value if value is not None else "")
 
 
 def _topics(report: BrokerStats) -> Grid:
@@ -274,11 +324,17 @@ def _topics(report: BrokerStats) -> Grid:
         "log_bytes",
         *_rare("topic", report["topics"]),
     )
-    names = _titles("topic", fields)
+    names = [
+        Heading(title, is_optional=field in ("message_count", "message_bytes", "start"))
+        for field, title in zip(fields, _titles("topic", fields), strict=True)
+    ]
     ships = any(topic.get("shipping", _OFF) != _OFF for topic in report["topics"])
     lag = ("bucket lag",) if ships else ()
-    grid = Grid("topics", ("topic",), (_STATE, *names, *lag, "in/s", "oldest age", "p99"))
-    for topic in report["topics"]:
+    states = [_unusual(topic) for topic in report["topics"]]
+    state = (_STATE,) if any(states) else ()
+    grid = Grid("topics", ("topic",), (*state, *names, *lag, "in/s", "oldest", "p99"))
+    units = {row.name: "B" for row in rows_of("topic") if row.unit == "bytes"}
+    for topic, words in zip(report["topics"], states, strict=True):
         speed = (
             _rate(topic, "message_count"),
             _age(topic.get("oldest_message_age_s", 0)),
@@ -286,12 +342,18 @@ def _topics(report: BrokerStats) -> Grid:
         )
         grid.add(
             topic["topic_name"],
-            _topic_state(topic),
-            *(_number(topic.get(f, "")) for f in fields),
+            *((words or "OK",) if state else ()),
+            *(_number(topic.get(field, ""), units.get(field, "")) for field in fields),
             *((_ship_lag(topic),) if ships else ()),
             *speed,
         )
     return grid
+
+
+def _unusual(topic: TopicStats) -> str:
+    """Return the text of the column `state`, or "" for a topic that works as most do."""
+    sync = topic.get("sync", "always")
+    return ", ".join([*_topic_words(topic), *([f"sync {sync}"] if sync != "always" else [])])
 
 
 def _ship_lag(topic: TopicStats) -> str:
@@ -318,17 +380,21 @@ def _titles(level: str, fields: Sequence[str]) -> list[str]:
 
 def _channels(report: BrokerStats, is_one: bool) -> Grid:
     """Return the table with the present state of the channels."""
-    names = ("depth", "in flight", "deferred", "oldest age", "finished/s", "drained in")
-    grid = Grid("channels", _channel_names(is_one), (_STATE, *names))
-    for topic, channel in _each_channel(report):
-        resting = channel.get("backing_off_count", 0)
-        words = (
-            "paused" if channel.get("paused") else "",
-            "limited" if channel.get("limited_since") else "",
-            "keys limited" if any(one["limited"] for one in channel.get("tenants", ())) else "",
-            f"{resting} back off" if resting else "",
-        )
-        state = filter(None, (*words, _word(channel)))
+    channels = _each_channel(report)
+    names: tuple[str | Heading, ...] = (
+        "depth",
+        *(
+            Heading(title, is_optional=_is_zero(channels, field))
+            for title, field in (("in flight", "in_flight_count"), ("deferred", "deferred_count"))
+        ),
+        "oldest",
+        "finished/s",
+        "empty in",
+    )
+    states = [_channel_state(channel) for _, channel in channels]
+    state = (_STATE,) if any(states) else ()
+    grid = Grid("channels", _channel_names(is_one), (*state, *names))
+    for (topic, channel), words in zip(channels, states, strict=True):
         held = (
             _number(channel.get(field, ""))
             for field in ("depth", "in_flight_count", "deferred_count")
@@ -339,8 +405,25 @@ def _channels(report: BrokerStats, is_one: bool) -> Grid:
             _drain(channel),
         )
         place = _channel_place(topic, channel, is_one)
-        grid.add(*place, ", ".join(state), *held, *speed)
+        grid.add(*place, *((words or "OK",) if state else ()), *held, *speed)
     return grid
+
+
+def _is_zero(channels: Sequence[tuple[str, ChannelStats]], field: str) -> bool:
+    values: Iterable[Mapping[str, object]] = (channel for _, channel in channels)
+    return not any(row.get(field) for row in values)
+
+
+def _channel_state(channel: ChannelStats) -> str:
+    """Return the text of the column `state`, or "" for a channel that delivers."""
+    resting = channel.get("backing_off_count", 0)
+    words = (
+        "paused" if channel.get("paused") else "",
+        "limited" if channel.get("limited_since") else "",
+        "keys limited" if any(one["limited"] for one in channel.get("tenants", ())) else "",
+        f"{resting} back off" if resting else "",
+    )
+    return ", ".join(filter(None, (*words, _word(channel))))
 
 
 def _channel_names(is_one: bool) -> tuple[str, ...]:
@@ -357,7 +440,14 @@ def _counted(report: BrokerStats, is_one: bool) -> Grid:
     channels = _each_channel(report)
     common = (row.name for row in rows_of("channel") if row.title and not row.rare)
     fields = (*common, *_rare("channel", [channel for _, channel in channels]))
-    titles = ("consumers", *_titles("channel", fields), "p99")
+    titles: tuple[str | Heading, ...] = (
+        "consumers",
+        *(
+            Heading(title, is_optional=field in _LESS_OF_CHANNELS or _is_zero(channels, field))
+            for field, title in zip(fields, _titles("channel", fields), strict=True)
+        ),
+        "p99",
+    )
     grid = Grid("messages of channels", _channel_names(is_one), titles)
     for topic, channel in channels:
         numbers = (_number(channel.get(field, "")) for field in ("client_count", *fields))
@@ -406,7 +496,7 @@ def _latency(row: TopicStats | ChannelStats | ConsumerStats, *quantiles: float) 
     return [texts.get(quantile, "") for quantile in quantiles]
 
 
-def _clients(report: BrokerStats, width: int) -> list[Grid]:
+def _clients(report: BrokerStats, width: int, is_one: bool) -> list[Grid]:
     """Return one table of all consumers.
 
     If the names leave too little room for the numbers, return a table for each channel.
@@ -421,8 +511,12 @@ def _clients(report: BrokerStats, width: int) -> list[Grid]:
     shown = [row for row in rows_of("consumer") if row.title]
     backs_off = any(client.get("backoff_s") is not None for _, _, client in clients)
     state = (_STATE,) if backs_off else ()
-    names = (*state, *(row.title for row in shown), "p99")
-    combined = Grid("consumers", ("topic", "channel", "consumer"), names)
+    names: tuple[str | Heading, ...] = (
+        *state,
+        *(Heading(row.title, is_optional=row.name in _LESS_OF_CONSUMERS) for row in shown),
+        "p99",
+    )
+    combined = Grid("consumers", (*_channel_names(is_one), "consumer"), names)
     parts: dict[tuple[str, str], Grid] = {}
     for topic, channel, client in clients:
         part = parts.setdefault(
@@ -434,7 +528,7 @@ def _clients(report: BrokerStats, width: int) -> list[Grid]:
             *(_number(client.get(row.name, "")) for row in shown),
             *_latency(client, 0.99),
         )
-        combined.add(topic, channel, name, *cells)
+        combined.add(*((channel,) if is_one else (topic, channel)), name, *cells)
         part.add(name, *cells)
     return [combined] if len(list(combined.tables(width))) == 1 else list(parts.values())
 

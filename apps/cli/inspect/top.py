@@ -251,27 +251,38 @@ def drawn(
 
 
 def head(picture: Picture, url: str) -> RenderableType:
+    """Return the two lines above the table. They fit into 80 columns while all is well."""
     from rich.text import Text
 
     from ...top import age, count, rate, size
 
     broker, summary = picture.broker, picture.summary()
     up = age(max(0.0, time.time() - broker["start_ms"] / 1000))
-    text = Text(f"zsq {broker['version']} at {url}, up {up}, ", no_wrap=True, overflow="ellipsis")
+    processes = number_of(broker["processes"], "process", "processes")
+    text = Text(
+        f"zsq {broker['version']} at {url}, up {up}, {processes}, "
+        f"{size(summary['log_bytes'])} on disk, ",
+        no_wrap=True,
+        overflow="ellipsis",
+    )
     text.append(str(broker["health"]), style="green" if broker["health"] == "OK" else "bold red")
     if broker["alarms"]:
-        text.append(f", {broker['alarms']} alarms", style="bold yellow")
-    processes = f"{broker['processes']} processes"
-    sums = f"{summary['topics']} topics, {summary['channels']} channels, {processes}"
+        text.append(f", {number_of(broker['alarms'], 'alarm')}", style="bold yellow")
+    sums = f"{number_of(summary['topics'], 'topic')}, {number_of(summary['channels'], 'channel')}"
     flow = (
         f"in {rate(summary['in_rate'])}/s ({size(summary['in_bytes_rate'])}/s), out "
         f"{rate(summary['out_rate'])}/s"
     )
     text.append(
         f"\n{sums}; {flow}; {count(summary['depth'])} waiting, {count(summary['in_flight'])} in "
-        f"flight; {size(summary['log_bytes'])} on disk"
+        "flight"
     )
     return text
+
+
+def number_of(count: int, one: str, several: str = "") -> str:
+    """Return a number with its noun, such as "1 topic" and "2 topics"."""
+    return f"{count} {one if count == 1 else several or f'{one}s'}"
 
 
 def tables(screen: Screen, rows: Sequence[Row], width: int) -> list[RenderableType]:

@@ -120,6 +120,8 @@ def _show(report: Report) -> None:
             say(f"addresses of broker {broker['number']}:")
             for address in _addresses(broker):
                 say(f"  {address}")
+    if not report["is_cluster"]:
+        say("This broker belongs to no cluster. `zsq serve --cluster URL` lets it join one.")
     for topic in report["topics"]:
         say("")
         count = len(topic["parts"])

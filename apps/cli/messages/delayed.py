@@ -71,7 +71,8 @@ def delayed_count(topic: str, as_json: bool, admin: Admin) -> None:
         return
     due = f", the next one is due {_when(counts['next_due_ns'])}" if counts["next_due_ns"] else ""
     lost = f"; {counts['lost']:,} were lost to damage" if counts["lost"] else ""
-    click.echo(f"{counts['messages']:,} messages, {counts['bytes']:,} bytes{due}{lost}")
+    count = f"{counts['messages']:,} message{'s' * (counts['messages'] != 1)}"
+    click.echo(f"{count}, {counts['bytes']:,} bytes{due}{lost}")
 
 
 @delayed.command("cancel")

@@ -66,19 +66,9 @@ class Received(Protocol):
 class Inbox:
     """The ids of messages that were handled, in a table of the user's database.
 
-        inbox = Inbox()
-        inbox.create(db)                     # once
-        for message in consumer:
-            with db.transaction():           # psycopg; sqlite3: `with db:`
-                if inbox.take(db, message):
-                    ...                      # the work, with the same connection
-            message.finish()
-
     The id is the topic with its part, the channel, the offset, and the time of storing. The time
     makes a difference after a topic was restored from a backup: then new messages may get the
-    offsets of others.
-
-    `table`: The name of the table, which `create` makes.
+    offsets of others. `table`: the name of the table, which `create` makes.
     """
 
     def __init__(self, table: str = "zsq_inbox") -> None:
@@ -102,7 +92,7 @@ class Inbox:
         lock or for a double key. Then roll back: the message is delivered again. Raises
         `UsageError` if a connection to SQLite or PostgreSQL commits each statement.
 
-        `id`: An id from the message itself, such as an order number, in place of the offset. Then a
+        `id`: an id from the message itself, such as an order number, in place of the offset. Then a
         message that a producer published twice is handled once, too.
         """
         if id is None:
@@ -126,8 +116,7 @@ class Inbox:
         """Remove the ids of messages that were handled longer ago, and return their number.
 
         A message that is delivered again after this time is handled again. So `keep` must be longer
-        than the time for which a consumer or the broker may be away, and longer than the age to
-        which somebody may move the channel back.
+        than a consumer or the broker may be away, or a channel may be moved back.
         """
         if keep < timedelta():
             raise UsageError(E_BAD_ARGUMENT, f"keep must be at least 0, not {keep}")
@@ -139,13 +128,6 @@ class Inbox:
 
 class Positions:
     """The positions of one reader in any number of topics, in a table of the user's database.
-
-        positions = Positions("billing")
-        positions.create(db)                                    # once
-        with zsq.Reader("orders") as reader:
-            with db.transaction():                              # psycopg; sqlite3: `with db:`
-                for message in positions.read(db, reader):
-                    ...                                         # the work, with the same connection
 
     - `name`: The name of the reader. Each name has its own positions.
     - `start`: Where a new reader begins: "earliest", "latest", or an offset.
@@ -180,15 +162,13 @@ class Positions:
     ) -> Iterator[StoredMessage]:
         """Return the next messages, at most `count`, and move the position in this transaction.
 
-        Nothing is returned at the end of the topic. Commit to keep the position, with the work. The
-        position is locked until then: another worker with this name waits, or gets its database's
-        error for a lock. All messages count as handled, also those that the caller did not iterate
-        over: to stop earlier, roll back.
-
-        Raises `DataLoss` if messages after the position no longer exist, or if the topic was
-        deleted and created again. With `skip_lost`, they are left out, and a new topic is read from
-        its oldest message. Raises `UsageError` if a connection to SQLite or PostgreSQL commits each
-        statement.
+        Nothing is returned at the end of the topic. Commit to keep the position, with the work.
+        Until then it is locked: another worker with this name waits, or gets its database's error
+        for a lock. All messages count as handled, also those that the caller did not iterate over:
+        to stop earlier, roll back. Raises `DataLoss` if messages after the position no longer
+        exist, or if the topic was created again. With `skip_lost`, they are left out, and a new
+        topic is read from its oldest message. Raises `UsageError` if a connection to SQLite or
+        PostgreSQL commits each statement.
         """
         if count < 1:
             raise UsageError(E_BAD_ARGUMENT, f"count must be at least 1, not {count}")

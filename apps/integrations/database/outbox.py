@@ -84,18 +84,9 @@ class _Row(NamedTuple):
 class Outbox:
     """Messages that are published after the user's transaction was committed.
 
-        outbox = Outbox()
-        outbox.create(db)                                  # once
-        with db.transaction():                             # psycopg; sqlite3: `with db:`
-            db.execute("insert into orders ...")           # the work
-            outbox.put(db, "orders", body, key="customer-7")
-
-        outbox.drain(db, url=url)                          # in another process, again and again
-
-    The messages of one transaction go to their topic in the order of `put`. For messages of
-    different transactions, the order is that of the rows' ids. That is the order in which `put` was
-    called, and not always the order of the commits. Transactions that lock the same row of the
-    user's, such as an account, keep their order.
+    The messages of one transaction go to their topic in the order of `put`. Different transactions
+    follow the order of `put`, too, and not always that of the commits, unless they lock the same
+    row of the user's.
 
     - `table`: The name of the table, which `create` makes. A second one ends in `_state`.
     - `message_bytes_max`: The largest body that `put` accepts, in bytes. It must not be larger than

@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from ....transport.checksum import crc32c
 from ... import documents
-from ...errors import Damaged, ForeignDirectory
+from ...errors import Damaged, NewerVersion
 from ...foreign import text_of, uuid_of, whole_number
 from ...log.chunk import ArchivedChunk
 
@@ -115,7 +115,7 @@ def decode_segment_index(data: bytes) -> SegmentIndex:
         raise Damaged("the head of the index object is damaged")
     magic, version, _, segment_bytes, count, index_bytes, crc, _ = _HEAD.unpack(head)
     if magic != INDEX_OBJECT_MAGIC or version != VERSION or segment_bytes != SEGMENT_BYTES:
-        raise ForeignDirectory(
+        raise NewerVersion(
             f"the index object has format version {version} and segments of {segment_bytes} bytes; "
             f"this zsq reads only version {VERSION} with {SEGMENT_BYTES} bytes; use a newer zsq"
         )

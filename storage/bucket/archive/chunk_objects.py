@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import Final
 
 from ....transport.checksum import crc32c
-from ...errors import Damaged, StorageError
+from ...errors import Damaged, NewerVersion, StorageError
 from ...files import TEMPORARY_SUFFIX, Files
 from ...log.chunk import ArchivedChunk, Chunk, archived_of, open_surely
 from ...log.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES
@@ -139,7 +139,7 @@ class ChunkObjects:
             index = decode_segment_index(self._bucket.read(name))
             if crc_of_sums(index.sums) != row.crc or len(index.sums) != segments_of(row.size):
                 raise Damaged("its checksums do not match the chunk's")
-        except Damaged as error:
+        except (Damaged, NewerVersion) as error:
             raise SegmentDamaged(f"{self._bucket.url}/{name}: {error}") from error
         except ObjectMissing as error:
             # An expired chunk has lost both objects. A chunk that exists still has its messages.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...errors import Damaged
+from ...errors import Damaged, NewerVersion
 from ..bucket import Bucket, BucketRefuses, ObjectExists, ObjectMissing
 from .archive_format import BROKER_NAME, Claim, decode_claim, encode_claim
 
@@ -46,7 +46,7 @@ def claim(bucket: Bucket, broker: str, known: str, fresh: str) -> Claimed:
             stored = decode_claim(bucket.read(BROKER_NAME))
         else:
             return Claimed(Claim(broker, fresh), True)
-    except Damaged as error:
+    except (Damaged, NewerVersion) as error:
         raise BucketRefuses(f"{bucket.url}/{BROKER_NAME}: {error}") from error
     if stored.broker == broker:
         return Claimed(stored, True)

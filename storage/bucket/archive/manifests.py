@@ -37,7 +37,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ...errors import Damaged, ForeignDirectory
+from ...errors import Damaged, NewerVersion
 from ...log.chunk import ArchivedChunk
 from ..bucket import Bucket, BucketError, BucketRefuses, ObjectExists, ObjectMissing
 from .archive_format import (
@@ -85,7 +85,9 @@ def _read(bucket: Bucket, uuid: str, number: int) -> Manifest:
     name = manifest_object(uuid, number)
     try:
         return decode_manifest(bucket.read(name))
-    except (Damaged, ForeignDirectory) as error:
+    except NewerVersion as error:
+        raise BucketRefuses(str(error.at(f"{bucket.url}/{name}"))) from error
+    except Damaged as error:
         raise BucketRefuses(
             f"{bucket.url}/{name}: {error}; check the bucket with zsq fsck, and remove "
             "this object to continue without it"
@@ -231,7 +233,7 @@ class Manifests:
             name = manifest_object(manifest.uuid, number)
             try:
                 old = decode_manifest(self._bucket.read(name))
-            except (ObjectMissing, Damaged, ForeignDirectory):
+            except (ObjectMissing, Damaged, NewerVersion):
                 old = None  # the next process removes what it named (`_sweep`)
             expired = (
                 [one for one in old.chunks if one.next_offset <= manifest.start] if old else []

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ...errors import Damaged, ForeignDirectory
+from ...errors import Damaged, ForeignDirectory, NewerVersion
 from ..bucket import Bucket, BucketError, BucketRefuses, ObjectExists, ObjectMissing
 from .tick_format import (
     BOUNDARIES,
@@ -97,7 +97,9 @@ def read_index(bucket: Bucket, number: int) -> DecodedIndex:
         if len(data) >= HEAD_BYTES and (size := decode_head(data).body) > len(data):
             data = bucket.read(name, 0, size)
         return decode_index(data)
-    except (Damaged, ForeignDirectory) as error:
+    except NewerVersion as error:
+        raise BucketRefuses(str(error.at(f"{bucket.url}/{name}"))) from error
+    except Damaged as error:
         raise BucketRefuses(f"{bucket.url}/{name}: {error}; check it with zsq fsck") from error
 
 

@@ -43,7 +43,7 @@ from typing import Any, Final, NamedTuple
 from ....transport.checksum import crc32c
 from ....transport.wire.codec import pack_value, unpack_value
 from ... import documents
-from ...errors import Damaged, ForeignDirectory
+from ...errors import Damaged, newer
 from ...foreign import text_of, uuid_of, whole_number
 from ...log.log_format import CHUNK_FILE_BYTES_MAX
 
@@ -285,10 +285,7 @@ def decode_head(data: bytes) -> Head:
     if magic != TICK_MAGIC or kind not in (TICK, TAKEOVER):
         raise Damaged("the object is not a tick")
     if version != VERSION:
-        raise ForeignDirectory(
-            f"the tick has format version {version}, and this zsq reads only version {VERSION}; "
-            "use a newer zsq"
-        )
+        raise newer("the tick", version, VERSION)
     if size > INDEX_BYTES_MAX:
         raise Damaged("the head of the tick is damaged: its index is too large")
     return Head(kind, number, size, crc)

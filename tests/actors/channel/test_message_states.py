@@ -1,5 +1,5 @@
 """Tests of the table of message states: every message moves only as the table says, each move of
-the table happens, and the drawing in the documentation is current.
+the table happens, and the table in the documentation is current.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def let_messages_expire() -> None:
 
 
 def test_each_move_of_the_table_is_made() -> None:
-    """A move that never happens does not belong in the drawing."""
+    """A move that never happens does not belong in the table."""
     every = {
         (state, event, after)
         for state, events in MOVES.items()
@@ -165,45 +165,23 @@ def test_each_move_of_the_table_is_made() -> None:
 
 
 def rows() -> str:
-    lines = ["| a message that is | by | is then |", "|---|---|---|"]
+    """Return a row for each state. Events with the same ends share their place in it."""
+    lines = ["| a message that is | by this | is then |", "|---|---|---|"]
     for state, events in MOVES.items():
+        ends: dict[str, list[str]] = {}
         for event, after in events.items():
-            lines.append(
-                f"| {state.value} | {event.value} | "
-                f"{', '.join(sorted(one.value for one in after))} |"
-            )
+            ends.setdefault(", ".join(sorted(one.value for one in after)), []).append(event.value)
+        lines += [f"| {state.value} | {', '.join(by)} | {after} |" for after, by in ends.items()]
     return "\n".join(lines)
 
 
-def picture() -> str:
-    """Return the table as a Mermaid diagram. The events "gone", "skip" and "seek" can end a message
-    in any state, so they are only in the table.
-    """
-    lines = ["```mermaid", "stateDiagram-v2"]
-    for state, events in MOVES.items():
-        for event, after in events.items():
-            if event.name not in ("GONE", "SEEK", "SKIP"):
-                lines += [
-                    f"    {state.name.lower()} --> {one.name.lower()}: {event.value}"
-                    for one in sorted(after, key=lambda s: s.value)
-                ]
-    return "\n".join([*lines, "```"])
-
-
 def drawn(text: str) -> str:
-    for name, content in (("moves", rows()), ("picture", picture())):
-        pattern = rf"(<!-- {name}: drawn from the code -->\n).*?(<!-- end -->)"
-        assert len(re.findall(pattern, text, re.DOTALL)) == 1, name
-        text = re.sub(
-            pattern,
-            lambda found, content=content: f"{found[1]}{content}\n{found[2]}",  # type: ignore[misc]
-            text,
-            flags=re.DOTALL,
-        )
-    return text
+    pattern = r"(<!-- moves: drawn from the code -->\n).*?(<!-- end -->)"
+    assert len(re.findall(pattern, text, re.DOTALL)) == 1
+    return re.sub(pattern, lambda found: f"{found[1]}{rows()}\n{found[2]}", text, flags=re.DOTALL)
 
 
-def test_the_drawing_is_current() -> None:
+def test_the_table_of_the_page_is_current() -> None:
     text = DOCUMENT.read_text()
     assert drawn(text) == text, "run python tests/actors/channel/test_message_states.py"
 

@@ -265,7 +265,7 @@ def test_zsq_top_and_zsq_stats_show_the_rows_that_have_a_heading(level: str) -> 
     }
     headings = {
         str(heading)
-        for table in cli.tables(found, whole=False, width=400)
+        for table in cli.tables(found, processes=False, width=400)
         for heading in (column.header for column in table.columns)
     }
     assert {row.title for row in rows_of(level) if row.title} <= headings

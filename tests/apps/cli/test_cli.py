@@ -371,13 +371,13 @@ def test_tables_show_what_there_is() -> None:
     out = io.StringIO()
     console = Console(file=out, width=160)
     console.print(stats.head(STATS | {"start_time": time.time() - 300}))
-    for table in stats.tables(STATS, whole=True):
+    for table in stats.tables(STATS, processes=True):
         console.print(table)
     text = out.getvalue()
     for shown in (
         "up 5 min",
         "1,234,567",
-        "paused, E_TOPIC_FAILED, sync always",
+        "paused, E_TOPIC_FAILED",
         "archive",
         "worker-1",
         "zsq: topic clicks",
@@ -385,7 +385,7 @@ def test_tables_show_what_there_is() -> None:
         "2 h",
     ):
         assert shown in text
-    assert len(stats.tables(STATS, whole=False)) == 4
+    assert len(stats.tables(STATS, processes=False)) == 4
     assert "staged" not in text
 
 
@@ -394,17 +394,18 @@ def test_a_topic_that_works_is_shown_as_ok() -> None:
 
     out = io.StringIO()
     topics = [STATS["topics"][0] | {"paused": False, "health": "OK"}]
-    Console(file=out, width=160).print(*stats.tables(STATS | {"topics": topics}, whole=False))
-    assert "OK, sync always" in out.getvalue()
-    topics[0]["asleep"] = True
-    Console(file=out, width=160).print(*stats.tables(STATS | {"topics": topics}, whole=False))
-    assert "asleep, sync always" in out.getvalue()
+    Console(file=out, width=160).print(*stats.tables(STATS | {"topics": topics}, processes=False))
+    assert "state" not in out.getvalue()
+    topics.append(topics[0] | {"topic_name": "other", "asleep": True, "sync": "never"})
+    Console(file=out, width=160).print(*stats.tables(STATS | {"topics": topics}, processes=False))
+    assert "asleep, sync never" in out.getvalue()
+    assert "OK" in out.getvalue()
 
 
 def test_stats_say_in_a_sentence_that_there_is_nothing() -> None:
     bare = [STATS["topics"][0] | {"channels": []}]
-    assert len(stats.tables(STATS | {"topics": []}, whole=True)) == 1, "the processes"
-    assert len(stats.tables(STATS | {"topics": bare}, whole=False)) == 1, "the topics"
+    assert len(stats.tables(STATS | {"topics": []}, processes=True)) == 1, "the processes"
+    assert len(stats.tables(STATS | {"topics": bare}, processes=False)) == 1, "the topics"
     assert stats.nothing(STATS, None) == ""
     assert stats.nothing(STATS | {"topics": []}, None).startswith("There are no topics to show.")
     assert stats.nothing(STATS | {"topics": bare}, None).startswith("These topics have no channels")
@@ -416,7 +417,7 @@ def test_stages_are_shown_where_there_are_any() -> None:
 
     out = io.StringIO()
     topics = [STATS["topics"][0] | {"stages": 3, "staged_bytes": 4_711_000}]
-    for table in stats.tables(STATS | {"topics": topics}, whole=False):
+    for table in stats.tables(STATS | {"topics": topics}, processes=False):
         Console(file=out, width=160).print(table)
     assert "staged bytes" in out.getvalue()
     assert "4,711,000" in out.getvalue()
@@ -450,7 +451,7 @@ def test_speed_age_and_latency_are_readable() -> None:
     own = {"oldest_message_age_s": 0.5, "e2e_processing_latency": quick}
     topics = [STATS["topics"][0] | {"channels": [channel, stuck]} | own]
     out = io.StringIO()
-    for table in stats.tables(STATS | {"topics": topics}, whole=False):
+    for table in stats.tables(STATS | {"topics": topics}, processes=False):
         Console(file=out, width=160).print(table)
     text = out.getvalue()
     for shown in (

@@ -204,6 +204,7 @@ def test_a_signal_ends_sub_with_everything_finished(shell: Shell, number: signal
             assert select.select([sub.stdout], [], [], 30)[0]
             seen += os.read(sub.stdout.fileno(), 1 << 20)
         sub.send_signal(number)
+        sub.send_signal(number)  # `timeout` sends it to the process and to its group
         assert sub.wait(30) == 0
     assert seen == LINES
     channel = shell.channel(topic, "archive")

@@ -62,7 +62,7 @@ def test_emptying_names_the_delayed_messages_that_it_cancels_or_leaves(zsq: Zsq)
     done = zsq("channel", "empty", "t", "c", "--yes")
     assert done.stdout == "cleared 0 messages of t/c\n"
     assert "1 delayed messages of t stay, because they become due for all channels" in done.stderr
-    assert zsq("delayed", "count", "t").stdout.startswith("1 messages")
+    assert zsq("delayed", "count", "t").stdout.startswith("1 message,")
 
 
 @pytest.mark.parametrize(

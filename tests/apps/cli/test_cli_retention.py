@@ -237,7 +237,7 @@ def test_bytes_on_disk_and_dropped_messages_are_in_the_tables() -> None:
 
     def text() -> str:
         out = io.StringIO()
-        for table in stats.tables(answer, whole=False):
+        for table in stats.tables(answer, processes=False):
             Console(file=out, width=200).print(table)
         return out.getvalue()
 

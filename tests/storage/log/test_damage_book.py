@@ -14,6 +14,7 @@ from crc32c import crc32c
 
 from zsq.storage.checks import fsck
 from zsq.storage.directory.store import StoreOptions, TopicIdentity
+from zsq.storage.errors import NewerVersion
 from zsq.storage.files import Files
 from zsq.storage.log import damage
 from zsq.storage.log.damage import (
@@ -98,7 +99,8 @@ def test_a_file_of_another_version_is_not_read_as_one_of_this(tmp_path: Path) ->
     data = encode_bad_head(BadHead(bad(0, 1), 5, 0, 0))
     assert decode_bad_head(data) is not None
     other = data[: BAD_HEAD_BYTES - 10].replace(b'"version": 1', b'"version": 9')
-    assert decode_bad_head(other + b" %08x\n" % crc32c(other)) is None
+    with pytest.raises(NewerVersion, match="format version 9"):
+        decode_bad_head(other + b" %08x\n" % crc32c(other))
 
 
 def test_a_chunk_that_comes_back_without_its_first_message_is_still_a_hole(

@@ -1,5 +1,5 @@
-"""A disk that loses its power: a real file system in an image, of which the power cut keeps only what
-the kernel had written.
+"""A disk that loses its power: a real file system in an image, of which the power cut keeps only
+what the kernel had written.
 
     memory/outer.img   XFS, which can clone a file at one moment (FICLONE)
       outer/disk.img   the disk: ext4, XFS or Btrfs, mounted at the broker's folder

@@ -79,19 +79,18 @@ class ReaderBase(AskerBase[_DriveT]):
 
 
 class Admin(AdminBase[Drive[RequestEngine]], AdminCalls):
-    """Manage topics and channels.
+    """Manage topics and channels. What a call changes is durable when it returns.
 
     `timeout`: the seconds for each call. `url`, `key_file`, `transport`: see `Producer`. If the
-    link is lost during a call, the call raises `BrokerUnreachable`. It is then not known whether
-    the call took effect.
+    link is lost during a call, it raises `BrokerUnreachable`, and it is not known whether the call
+    took effect. The audit log has all calls that change something.
     """
 
     def peek(self, topic: str, channel: str | None = None, *, count: int = PEEK_COUNT) -> Peek:
-        """Look at messages without receiving them. Nothing is delivered or finished.
+        """Look at up to `count` messages of each state (at most 1,000) without receiving them.
 
-        `count`: the largest number of messages of each state, up to 1,000. For a channel, this
-        shows the messages that it would deliver next, and the messages in flight (with their
-        consumer), requeued, and deferred. For a topic, it shows the newest messages.
+        For a channel, these are the messages that it would deliver next, and those in flight (with
+        their consumer), requeued, and deferred. For a topic, the newest messages.
         """
         with Reader(topic, timeout=self._timeout, **self._same_place()) as reader:
             held = self._carry_out(peeking.place_of(topic, channel, count))
@@ -103,9 +102,8 @@ class Admin(AdminBase[Drive[RequestEngine]], AdminCalls):
         """Return current statistics of everything, of one topic, or of one channel.
 
         A topic with parts has a row in "topics" for each part. If the broker of a part does not
-        answer, this raises its error. With `partial`, the rows of such parts are missing instead,
-        and "unanswered" has their names, each with the reason. Each part then has at most 2 s to
-        answer.
+        answer, this raises its error. With `partial`, each part has at most 2 s, such rows are
+        missing, and "unanswered" has their names, each with the reason.
         """
         stats: dict[str, Any] = self._carry_out(ask_stats(topic, channel, partial=partial))
         return stats
@@ -114,24 +112,23 @@ class Admin(AdminBase[Drive[RequestEngine]], AdminCalls):
 class Reader(ReaderBase[Drive[RequestEngine]], Asker):
     """Read a topic by offset. No channel takes part, and nothing is finished.
 
-    Raises `NotFound` if the topic does not exist, and `UsageError` (E_PARTS) if it has parts and
-    none is named: each part has offsets of its own.
+    Raises `NotFound` if the topic does not exist, and `UsageError` (E_PARTS) if it has parts and no
+    `part` is named: each part has offsets of its own.
 
-    - `part`: The number of the part, for a topic with parts.
     - `url`, `key_file`, `transport`: see `Producer`.
     - `patient`: Also wait, up to `timeout`, for a topic that failed and is being started again, and
       for a bucket that does not return the messages. Otherwise this raises `Refused` at once.
     - `on_data_loss`: What `read` does when it passes messages that are damaged, or that retention
-      removed before it reached them. "warn" logs a warning (logger `zsq`) with their offsets and
-      the reason, and goes on. "fail" raises `DataLoss` instead. "ignore" does neither. The damaged
-      ones are always in `Fetched.lost`.
+      removed before it reached them. "warn" logs their offsets and the reason, and goes on. "fail"
+      raises `DataLoss`. "ignore" does neither. The damaged ones are always in `Fetched.lost`.
     """
 
     def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:
-        """Return consecutive blocks, beginning at `offset` (see `Fetched`).
+        """Return consecutive blocks of about `bytes_max` bytes, beginning at `offset`, see
+        `Fetched`.
 
-        They have about `bytes_max` bytes together. At least one block is returned if any exists. A
-        read at offset 0 begins at the oldest message that is kept.
+        At least one block is returned if any exists. A read at offset 0 begins at the oldest
+        message that is kept.
         """
         request = reading.read_on(self.topic, offset, bytes_max, self._on_data_loss)
         return self._carry_out(request)
@@ -168,11 +165,11 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
         return self._carry_out(reading.message(self.topic, offset))
 
     def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
-        """Return the size of the messages between two offsets.
+        """Return the size of the messages from `start` to `end` (-1: the durable end).
 
-        The range is from `start` to `end` (-1: the durable end). The messages from `start` to the
-        returned offset have about `bytes_max` bytes. This offset is at most `end`, and it is above
-        `start` if there is any message. This uses the index and reads no messages.
+        The messages from `start` to the returned offset have about `bytes_max` bytes. This offset
+        is at most `end`, and above `start` if there is any message. This uses the index and reads
+        no messages.
         """
         return self._carry_out(reading.measure(start, end, bytes_max))
 
@@ -197,19 +194,17 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
         """Return the messages from `start` to `end` (exclusive) as a stream of Arrow batches.
 
         The default is everything that the topic holds now. The batches are made while the caller
-        reads, so memory is bounded: about two replies of `bytes_max` bytes, and one batch. A batch
-        has at least 1,024 rows or 4 MiB, except for the last one. Polars, DuckDB, pandas and
-        PyArrow read the stream, see docs/dataframes.md. It can be read once.
+        reads, so memory is bounded. The stream can be read once, by Polars, DuckDB, pandas or
+        PyArrow. See docs/dataframes.md.
 
         - `columns`: The columns, in this order. All are `offset`, `timestamp` (microseconds, UTC),
           `timestampType`, `topic`, `partition`, `key`, `tag`, `value` (the body), and `headers`,
           with the names and types of Spark's. The default leaves out `timestampType`, `topic` and
           `partition`.
-        - `on_data_loss`: As in `RangeReader`: with "warn" or "ignore", offsets that do not exist are
-          left out.
+        - `on_data_loss`: As in `RangeReader`, whose errors the stream raises when it reaches
+          the place. With "warn", the log (`zsq`) gets a warning.
 
-        Raises `UsageError` if pyarrow is not installed (`pip install 'zsq[arrow]'`). The stream
-        raises the errors of `RangeReader` when it reaches the place.
+        Raises `UsageError` if pyarrow is not installed (`pip install 'zsq[arrow]'`).
         """
         if start is None or end is None:
             oldest, head = self.bounds()

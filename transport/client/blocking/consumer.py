@@ -218,8 +218,7 @@ class ConsumerBase(ClientBase[_DriveT]):
         """Change the largest number of unanswered messages that this consumer holds.
 
         With 0 the channel sends no more messages, until the number is changed again. Messages that
-        this consumer holds stay with it, and can be answered. A delivery that is already on its way
-        still arrives.
+        the consumer holds stay with it, and a delivery that is on its way still arrives.
         """
         check_ready(ready, 0)
         self._window.fixed = ready
@@ -469,27 +468,25 @@ class ConsumerBase(ClientBase[_DriveT]):
 class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[ConsumerEngine]]):
     """Receive messages from a channel. Each message goes to one of the channel's consumers.
 
-    A consumer is thread-safe. It subscribes at the first call, or on entering `with`. After a lost
-    connection it subscribes again by itself. Messages of the old connection that are not answered
-    yet are delivered again. If the old object of such a message is then finished without
-    `sync=True`, this changes nothing, and `stale` counts it.
+    A consumer is thread-safe. It subscribes at the first call, or on entering `with`, and again by
+    itself after a lost connection. Messages of the old connection that are not answered yet are
+    delivered again. If the old object of such a message is finished without `sync=True`, this
+    changes nothing, and `stale` counts it.
 
     - `topic`: A name, a list of names, or a pattern such as "orders.*". `message.topic` says which
       topic a message is from. See [consumers.md](consumers.md#several-topics).
     - `url`, `key_file`, `transport`: see `Producer`.
-    - `ready`: The largest number of unanswered messages that this consumer holds. Without it, the
-      consumer asks for what its handlers need for a second, at most for 2,500 messages, and for
-      nothing before the first call that receives. In a topic with parts, each part gets an equal
-      share, at least 1. Several topics share it, too.
+    - `ready`: The largest number of unanswered messages that this consumer holds, shared by topics
+      and parts. Without it, the consumer asks for what its handlers need for a second, at most for
+      2,500 messages, and for nothing before the first call that receives.
     - `message_timeout`: The seconds until an unanswered message goes to another consumer, from the
       moment when the program got it (default 60, at most 86,400). `run` extends it.
-    - `timeout`: The seconds without a broker until a call raises `BrokerUnreachable`. With the
-      default (None) or `math.inf`, a call waits without limit. While it waits, the log (`zsq`) gets
-      a warning after 1 s, after 10 s, and then every minute.
+    - `timeout`: The seconds without a broker until a call raises `BrokerUnreachable`. By default a
+      call waits without limit, with warnings as those of `Producer`.
     - `sample_rate`: The percentage of messages to receive. The other messages count as finished.
     - `settings`: Settings of the channel, see `NewChannelOptions`. A new channel gets them. An
       existing channel must have the same `tags`, `ordered` and `priorities`. Other settings do not
-      change it, and the log has a warning if they differ. (`Admin.configure_channel` changes them.)
+      change it, and the log has a warning if they differ.
     """
 
     _messages: deque[Message]
@@ -633,9 +630,8 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
     def flush(self, timeout: float | None = None) -> None:
         """Wait until all finishes that were made without `sync=True` are committed.
 
-        Raises `LeaseLost` if some were not committed, because their lease had ended or the
-        connection was lost before they were confirmed. The error says how many. These messages are
-        delivered again.
+        Raises `LeaseLost`, with their number, if some were not committed, because their lease had
+        ended or the connection was lost. These messages are delivered again.
         """
         drive = self._made
         if drive is not None:
@@ -665,35 +661,27 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         Then `run` waits for the handlers that are working, returns all other messages to the
         channel, and closes the consumer. The handler runs in `concurrency` threads. If it returns,
         the message is finished, unless the handler has answered it. If it raises an exception, the
-        message is requeued after `requeue_delay`: seconds, a timedelta, or a function of the
-        message that returns one of them, at most 366 days. The default is the channel's backoff (1
-        s, doubled by each attempt, at most 2 minutes, unless set otherwise). `retries` is a
-        `zsq.Retries`, a policy of this consumer that replaces both. If the handler raises
-        `zsq.RetryAfter`, the message is put off instead, see `Message.defer`. The broker gets the
-        exception's repr and its traceback, and a dead letter contains them. Exceptions go to
-        `on_error(message, exception)`, by default to the log. No exception of a handler or callback
-        ends `run`, not even `SystemExit`, see "What run does with a handler". It goes on after
-        refusals that pass and after a restart of the broker, see "Why run ends". With
-        `signals=False`, signal handlers are not changed.
+        message is requeued, see "What run does with a handler". `run` goes on after refusals that
+        pass and after a restart of the broker, see "Why run ends".
 
-        While a handler works, its lease is extended, so a message comes to no other consumer
-        because its handler takes long. `max_extension` bounds that: seconds or a timedelta since
-        the handler began. With 0, the lease is the message timeout. In any case it ends at the
-        channel's `max_hold_s`, if that is set.
-
-        A topic that is deleted while this consumer is connected is not created again by it. With
-        `on_deleted="wait"`, `run` logs a warning, and goes on when the topic exists again. With
-        "raise", it ends with `NotFound`.
-
-        When five handlers have failed in a row, the consumer backs off as a whole: it gives its
-        other messages to other consumers, waits for 2 s or longer, and then probes with one
-        message. `backoff` is True, False, or a `zsq.Backoff`.
-
-        With `batch`, the handler gets a `zsq.MessageBatch` of up to so many messages. It is called
-        when there are so many, when the next message would make it larger than `batch_bytes`, or
-        `batch_wait` seconds after its first message. If it raises, all messages are requeued that
-        are not answered. With `halving`, they are first handled again in halves, until each message
-        that fails is alone. Then `on_error` may get a batch instead of a message.
+        - `requeue_delay`: seconds, a timedelta, or a function of the message that returns one of
+          them, at most 366 days. The default is the channel's backoff. `retries`: a `zsq.Retries`,
+          which replaces both.
+        - `on_error(message, exception)`: called for exceptions instead of logging them. The broker
+          gets the exception's repr and its traceback, and a dead letter contains them.
+        - `signals`: With False, signal handlers are not changed.
+        - `max_extension`: The lease is extended while a handler works, for at most these seconds or
+          timedelta since it began, and in any case up to the channel's `max_hold_s`. With 0, the
+          lease is the message timeout.
+        - `on_deleted`: What happens if the topic is deleted. "wait" logs a warning, and goes on
+          when it exists again. "raise" ends with `NotFound`.
+        - `backoff`: True, False, or a `zsq.Backoff`: the consumer backs off as a whole when five
+          handlers have failed in a row.
+        - `batch`: The handler gets a `zsq.MessageBatch` of up to so many messages: when there are
+          so many, when the next message would make it larger than `batch_bytes`, or `batch_wait`
+          seconds after its first message. If it raises, all messages that are not answered are
+          requeued. With `halving`, they are first handled again in halves, until each message that
+          fails is alone. Then `on_error` may get a batch.
         """
         handling = Handling(
             handler, requeue_delay, on_error, awaits=False, halves=halving, retries=retries
@@ -774,11 +762,11 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         """Stop receiving, wait for iterations and handlers in other threads, and confirm the
         finishes.
 
-        Finishes that could not be confirmed are counted in a warning in the log. To get `LeaseLost`
-        instead, call `flush` first. All other messages are returned to the channel at once.
-        Answering such a message afterwards raises `Refused`. If a handler of `run` calls `close`,
-        the call returns at once, and `run` closes the consumer when its handlers have returned.
-        `close` waits at most `timeout` seconds. The default is the consumer's timeout, or 30.
+        Those that could not be confirmed are counted in a warning in the log. (`flush` raises
+        `LeaseLost` instead.) All other messages are returned to the channel at once, and answering
+        them raises `Refused`. If a handler of `run` calls `close`, it returns at once, and `run`
+        closes the consumer when its handlers have returned. `close` waits at most `timeout`
+        seconds, by default the consumer's timeout, or 30.
         """
         drive = self._made
         if drive is None:

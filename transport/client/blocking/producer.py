@@ -102,12 +102,10 @@ class ReceiptView:
 
     @property
     def offset(self) -> int | None:
-        """The offset of the first message.
+        """The offset of the first message. It is None while it is not known.
 
-        It is None while it is not known. It is -1 if the message is stored but the broker no longer
-        remembers the offset. A delayed message has no offset before it is due, so this is -1 too.
-        Such a message has a `delayed_key` instead. In a topic with parts, the offset counts in `part`. It
-        is -1 if the messages went to several parts, and `places` has all of them.
+        It is -1 if the message is delayed, if the broker no longer remembers the offset, or if the
+        messages went to several parts. In a topic with parts, it counts in `part`.
         """
         first, index = self._pending[0], self._index
         if self.count == 1:
@@ -118,10 +116,7 @@ class ReceiptView:
 
     @property
     def duplicate(self) -> bool:
-        """True if nothing was stored, because each message has a `dedupe_id` that is known.
-
-        It is False while that is not known. `results` has it for each message.
-        """
+        """True if nothing was stored, because each message is known. See `results`."""
         if self.count == 1:
             leaf, index = self._pending[0].leaf(self._index)
             return index in leaf.duplicates
@@ -158,11 +153,7 @@ class ReceiptView:
 
     @property
     def part(self) -> int | None:
-        """The part of the topic that has the messages.
-
-        It is None for a topic without parts, if the messages are in several parts, and while the
-        part is not known.
-        """
+        """The part of the topic that has the messages, or None: no parts, several, or not known."""
         parts = {pending.part for pending in self._blocks()}
         return next(iter(parts)) if len(parts) == 1 and parts != {-1} else None
 
@@ -177,18 +168,16 @@ class ReceiptView:
 
     @property
     def delayed_key(self) -> str | None:
-        """The key of the first delayed message (32 hex digits), for `Admin.delayed_cancel`.
-
-        It is None if no message is delayed, or if the broker has not answered yet.
+        """The key of the first delayed message (32 hex digits), for `Admin.delayed_cancel`, or
+        None.
         """
         return next(iter(self.delayed_keys()), None)
 
     def delayed_keys(self) -> list[str]:
         """Return the keys of all delayed messages of this publish that the broker has confirmed.
 
-        The list is empty for a publish without a delay. It is also empty if the broker's answer was
-        lost, and the broker no longer remembers the keys when the block is sent again. `zsq delayed
-        list` shows the keys in that case.
+        The list is also empty if the broker's answer was lost, and it no longer remembers the keys
+        when the block is sent again. `zsq delayed list` shows them in that case.
         """
         keys = []
         for pending in self._blocks():
@@ -384,41 +373,33 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
     """Publish messages to any number of topics.
 
     In a topic with parts, a message with a key goes to the part of its key. All others go to the
-    parts in turn.
-
-    A producer is thread-safe. After a fork, the child process opens its own connections and has its
-    own producer id.
+    parts in turn. A producer is thread-safe. After a fork, the child process opens its own
+    connections and has its own producer id.
 
     - `url`: The address of the broker, tcp://host:4153 or ipc:///DATA_DIR/run. The default is
-      $ZSQ_URL, else tcp://127.0.0.1:4153. For a broker with a standby, give the addresses of both,
-      as a list or with commas between them: "tcp://a:4153,tcp://b:4153". The client uses the one
-      that is the primary. When it is gone or says that it is a standby, the client goes to the next
-      address by itself, and continues there as after a restart of the broker. It uses no other
-      addresses, and the same keys for all.
+      $ZSQ_URL, else tcp://127.0.0.1:4153. For a broker with a standby, give both addresses, as a
+      list or with commas between them: the client uses the one that is the primary, see
+      docs/connections.md.
     - `linger_ms`: With 0, each publish is durable when it returns. With a larger value, a publish
-      returns at once. Messages are then collected into blocks until this time has passed, or until
-      `batch_count` or `batch_bytes` is reached. `Receipt.wait` and `flush` wait until messages are
-      durable. A program that ends in order sends what lingers, and one that is killed loses it: see
-      docs/edges.md.
+      returns at once, and messages are collected into blocks until this time has passed, or until
+      `batch_count` or `batch_bytes` is reached. `Receipt.wait` and `flush` wait until they are
+      durable. A program that ends in order sends what lingers, see docs/edges.md.
     - `timeout`: The seconds that a call waits for the broker, including reconnects. None or
       `math.inf` means no limit. While a call waits, the log (`zsq`) gets a warning after 1 s, after
       10 s, and then every minute. A block that is sent again is never stored twice. If `url` names
       this machine and nothing listens there, a producer with the default timeout raises
       `BrokerUnreachable` after 1 s, unless it has reached a broker before. To wait for a broker
       that is being started, give a timeout.
-    - `when_full`: What a publish does when there is no room, because the topic's bound is reached
-      or the disk is full. "fail" raises an error at once. "wait" waits for room, up to `timeout`.
-      Memory is bounded in both cases: with a `linger_ms` above 0, a publish waits while 16 MiB of
-      messages wait to be sent.
+    - `when_full`: What a publish does while the topic's bound is reached or the disk is full:
+      "fail" raises an error at once, "wait" waits up to `timeout`. Memory is bounded in both cases:
+      with a `linger_ms` above 0, a publish waits while 16 MiB of messages wait to be sent.
     - `create`: Create a topic that does not exist, unless the broker forbids it (`zsq serve
-      --auto-create`). With False, a publish to it raises `NotFound`. A misspelt name then creates
-      nothing.
-    - `key_file`: The file that `zsq keys client` wrote, for a gateway with encryption and
-      authentication. The default is $ZSQ_KEY_FILE.
-    - `transport`: With "auto", a client on the broker's machine that runs as the broker's user
-      talks to the broker's processes directly over ipc, although `url` names the gateway. That is
-      faster. "tcp" always uses the gateway. With access control, "auto" also uses the gateway. The
-      default is $ZSQ_TRANSPORT, else "auto".
+      --auto-create`). With False, a publish to it raises `NotFound`.
+    - `key_file`: The file that `zsq keys client` wrote, for a gateway with encryption. The default
+      is $ZSQ_KEY_FILE.
+    - `transport`: With "auto", a client of the broker's user on its machine talks to the broker's
+      processes directly over ipc, if there is no access control. That is faster. "tcp" always uses
+      the gateway. The default is $ZSQ_TRANSPORT, else "auto".
     """
 
     _keeper = "zsq producer"
@@ -440,23 +421,19 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
     ) -> Receipt:
         """Publish one message.
 
-        `dedupe_id`: text or bytes of at most 256 bytes. If a message with this id was published to
-        the topic within its `dedupe_window_s`, nothing is stored, and the receipt has the offset of
-        that message and `duplicate` True. See docs/dedupe.md.
-
-        `unique_key`, `unique`: a text or bytes of at most 256 bytes, and "while waiting" or "while
-        working". While an earlier message of the topic with this key waits (or also while it is
-        worked on), nothing is stored, and the receipt has the offset of that message and
-        `duplicate` True. See docs/dedupe.md.
-
         `delay`: seconds or a timedelta (at most 366 days). The message is added to the topic after
-        this time, never earlier. A delayed message is sent at once, even with a `linger_ms` above
-        0. Like any other message, it is durable when `publish` returns only if `linger_ms` is 0.
-        Its receipt has a `delayed_key` instead of an offset.
+        this time, never earlier. It is sent at once, also with a `linger_ms`. Its receipt has a
+        `delayed_key` instead of an offset.
 
         `expires_in`: seconds or a timedelta, above the delay. No handler begins the message later
         than this after the broker got it. `revoke_key`: a text of at most 256 bytes, by which
-        `Admin.revoke` cancels the message. Both are headers, see docs/lifetimes.md.
+        `Admin.revoke` cancels the message. See docs/lifetimes.md.
+
+        `dedupe_id`, `unique_key`: text or bytes of at most 256 bytes. Nothing is stored if a
+        message with this id was published within the topic's `dedupe_window_s`, or while an earlier
+        message with this key waits (`unique` "while waiting") or is also worked on ("while
+        working"). The receipt then has the offset of that message and `duplicate` True. See
+        docs/dedupe.md.
 
         Raises `UsageError` for a bad name or a message that is too large, `Refused` if the broker
         cannot accept it now, and `BrokerUnreachable` after the timeout.
@@ -511,18 +488,14 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
         dedupe_ids: Sequence[Id | None] | None = None,
         wait: bool = True,
     ) -> Receipt:
-        """Publish messages in order, divided into blocks of at most 10,000 messages and about 5
-        MiB.
+        """Publish messages in order, in blocks of at most 10,000 messages and about 5 MiB.
 
-        `key`, `tag`: one value for all messages. `keys`, `tags`: one value for each message, or
-        None. `headers`: one mapping for all messages, or a sequence with one mapping for each.
-        `dedupe_ids`: one id for each message, or None; the receipt's `results` say which messages
-        were stored. `delay`, `expires_in`, `revoke_key`: those of all messages, see `publish`. With
-        `wait=False` this returns when the messages are queued (at most 16 MiB wait to be sent). Use
-        the receipt or `flush` to wait for them. If a message is over the limit of a broker that
-        this producer has reached before, `UsageError` is raised and nothing is sent. If the broker
-        refuses a message later, only that message fails. The error then says how many of the
-        messages failed.
+        `key`, `tag`: one value for all messages. `keys`, `tags`, `dedupe_ids`: one for each, or
+        None. `headers`: one mapping for all, or a sequence with one for each. `delay`,
+        `expires_in`, `revoke_key`: those of all messages, see `publish`. With `wait=False` this
+        returns when the messages are queued. If a message is over the limit of a broker that this
+        producer has reached before, `UsageError` is raised and nothing is sent. If the broker
+        refuses a message later, only that message fails, and the error says how many failed.
         """
         delay_ms = as_delay_ms(delay)
         if expires_in is not None or revoke_key is not None:
@@ -556,8 +529,8 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was published is durable.
 
-        Raises an error if messages failed and no call has raised that yet. The error has the code
-        of the first failure, and says how many messages of which topics failed, and why.
+        Raises an error if messages failed and no call has raised that yet, with the code of the
+        first failure, and how many messages of which topics failed, and why.
         """
         drive = self._made
         if drive is not None:
@@ -566,9 +539,8 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
     def close(self, timeout: float | None = None) -> None:
         """Flush, then close the producer.
 
-        The flush waits at most `timeout` seconds. The default is the producer's timeout, but at
-        most 10 s, because a service manager kills a program that does not end (Kubernetes after 30
-        s). If messages are not confirmed by then, the log has a warning with their number, and the
+        The flush waits at most `timeout` seconds, by default the producer's timeout, but at most 10
+        s. If messages are not confirmed by then, the log has a warning with their number, and the
         error of the flush is raised after the producer is closed.
         """
         drive = self._leave()

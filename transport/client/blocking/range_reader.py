@@ -29,20 +29,17 @@ class RangeReader(Asker):
 
     The first block may begin below `start`, and the last one may end above `end`. The caller must
     leave out the messages outside of the range. Without `bodies`, all bodies are empty, and the
-    broker does not send them. While the caller uses one reply (blocks of about
-    `bytes_max` bytes), the broker reads the next one. At most two replies are in memory. The same
-    range always gives the same messages. You can iterate again, which reads the range again.
+    broker does not send them. At most two replies of about `bytes_max` bytes are in memory. The
+    same range always gives the same messages, also if you iterate again.
 
     Offsets that do not exist (removed by retention, damaged, or beyond the end) raise `DataLoss`
-    (E_DATA_LOSS) when the iteration reaches them. With `on_data_loss` "warn" or "ignore" they are
-    left out, listed in `gaps` as (first offset, count), and counted in `lost`. With "warn", the log
-    (`zsq`) gets a warning at the end. The offsets that a topic skips
-    because it was restored from a bucket are left out without an error. With `uuid` (see
-    `Reader.uuid`), a topic that was created again under the same name always raises `DataLoss`,
-    whatever `on_data_loss` is. Raises `NotFound` if the topic does not exist, and
-    `BrokerUnreachable` if one reply takes longer than `timeout` seconds, including reconnects. If
-    the broker gave a reason for the delay (for example, a topic that cannot be started), it raises
-    `Refused` instead.
+    when the iteration reaches them. With `on_data_loss` "warn" or "ignore" they are left
+    out, listed in `gaps` as (first offset, count), and counted in `lost`. With "warn", the log
+    (`zsq`) gets a warning at the end. Offsets that a topic skips because it
+    was restored from a bucket are left out without an error. With `uuid` (see `Reader.uuid`), a
+    topic that was created again under the same name always raises `DataLoss`. Raises `NotFound` if
+    the topic does not exist, and, if one reply takes longer than `timeout` seconds,
+    `BrokerUnreachable`, or `Refused` if the broker gave the reason.
     """
 
     def __init__(

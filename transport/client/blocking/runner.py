@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ...errors import UsageError
+from ...system import StopRequests
 from ...wire.protocol import DEAD
 from ..core.batch_handling import BatchHandling
 from ..core.consumer_backoff import Outcome
@@ -116,16 +117,20 @@ class BatchRunner(Runner):
 
 @contextlib.contextmanager
 def draining_on_signals(drain: Callable[[], object]) -> Iterator[None]:
-    """Call `drain` on SIGTERM and SIGINT. The first signal also restores the signal handlers."""
+    """Call `drain` on SIGTERM and SIGINT. A second request gets the signal handlers from before."""
     before: dict[int, Any] = {}
+    requests = StopRequests()
 
     def restore() -> None:
         for number in list(before):
             signal.signal(number, before.pop(number) or signal.SIG_DFL)
 
     def on_signal(number: int, frame: object) -> None:
+        if not requests.is_second():
+            drain()
+            return
         restore()
-        drain()
+        signal.raise_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         before[number] = signal.signal(number, on_signal)

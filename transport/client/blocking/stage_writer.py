@@ -64,11 +64,9 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
     - `kind`: "app" (versions of an app only increase, and the last one is remembered permanently)
       or "job" (remembered for 7 days).
     - `partition`: The number of the writer's partition. It is only shown to people.
-    - `timeout`: The seconds that a call waits without any progress, including reconnects. Then it
-      raises `BrokerUnreachable`, or `Refused` if the broker gave the reason (for example, a full
-      disk).
-    - `window_bytes`: The limit for blocks that are not durable yet. They are kept in memory to send
-      them again.
+    - `timeout`: The seconds without any progress, including reconnects, after which a call raises
+      `BrokerUnreachable`, or `Refused` if the broker gave the reason.
+    - `window_bytes`: The limit for blocks that are not durable yet, which are kept in memory.
     - `create`: Create the topic if it does not exist when the writer begins. If it is deleted
       later, it is not created again.
     """
@@ -135,11 +133,9 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
         """Add a block to the stage and send it, for example one of `Fetched.blocks`.
 
         Its messages keep their lifetimes. With `has_key`, its one message keeps its unique key,
-        which the commit must name.
-
-        This assigns the block's number in the stage. Do not change its columns afterwards. The call
-        returns at once while the window has room, and otherwise waits until earlier blocks are
-        durable. Raises `NotFound` if the stage no longer exists.
+        which the commit must name. Do not change the block's columns afterwards. The call returns
+        at once while the window has room, and otherwise waits. Raises `NotFound` if the stage no
+        longer exists.
         """
         drive = self._drive()
         with drive.lock:
@@ -167,8 +163,8 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
     def seal(self) -> StagePart | None:
         """Wait until all blocks are durable, and return the part to pass to the commit.
 
-        No more blocks can be pushed. Returns None if there is nothing to commit: nothing was
-        pushed, or the transaction is already committed.
+        No more blocks can be pushed. Returns None if nothing was pushed, or the transaction is
+        already committed.
         """
         if self._made is None and not (self._closed or self._is_foreign):
             self._sealed = True
@@ -321,13 +317,12 @@ class StageCommitter(Asker):
     ) -> Committed:
         """Add all `parts` to the topic, in this order, or none of them.
 
-        Each None in `parts` (an empty partition) is left out. Returns {"first_offset", "messages",
-        "repeated": True if this version, or a later one of the app, was committed before}. The
-        commit is durable when this returns. With `after`, it raises `Refused` (E_SEQUENCE) if the
-        app's last version is another one (-1: none), so that two writers that continue at the same
-        version cannot both commit. Raises `NotFound` if a part no longer exists (aborted,
-        or unused for too long). Raises `UsageError` if a part does not match its description, or
-        if there are too many parts.
+        None in `parts` (an empty partition) is left out. Returns {"first_offset", "messages",
+        "repeated"}, see `Committed`. The commit is durable when this returns. With `after`, it
+        raises `Refused` (E_SEQUENCE) if the app's last version is another one (-1: none), so that
+        two writers that continue at the same version cannot both commit. Raises `NotFound` if a
+        part no longer exists (aborted, or unused for too long), and `UsageError` if a part does not
+        match its description, or if there are too many.
         """
         answer: Committed = self._carry_out(ask(_commit(app, version, parts, kind, after=after)))
         return answer
@@ -335,10 +330,10 @@ class StageCommitter(Asker):
     def check(
         self, app: str, version: int, parts: Sequence[StagePart | None], *, kind: str = "app"
     ) -> None:
-        """Check that `commit` with the same arguments would be carried out now.
+        """Check that `commit` with the same arguments would be carried out now, or was already.
 
         A transaction of several topics asks all of them before it commits in the first one. Raises
-        the errors of `commit`. Returns if the transaction is already committed.
+        the errors of `commit`.
         """
         self._carry_out(ask(_commit(app, version, parts, kind, dry_run=True)))
 
@@ -377,15 +372,12 @@ class DiskCommitter(StageCommitter):
         *,
         unique: UniqueKey | None = None,
     ) -> None:
-        """Commit as `commit` does, but do not wait for the bucket.
+        """Commit as `commit` does, but do not wait for the bucket, which takes up to
+        `--bucket-lag`.
 
-        `unique`: the key that the one message of the parts holds. If an earlier message holds it,
-        the transaction is committed without the parts.
-
-        When this returns, the topic has this version or a later one on its disk. If the broker
-        ships its topics to a bucket, `commit` waits until the bucket has the commit, which takes up
-        to `--bucket-lag`. The topic handles the requests of a link in order. So the answer to a
-        second request says that the first one is carried out.
+        When this returns, the topic has this version or a later one on its disk. `unique`: the key
+        that the one message of the parts holds. If an earlier message holds it, the transaction is
+        committed without the parts.
         """
         request = self._send(_commit(app, version, parts, "app", unique=unique))
         if self.version_here(app) >= version:

@@ -139,10 +139,9 @@ def create_topic(
 def add_parts(topic: str, count: int, *, brokers: Sequence[int] = ()) -> Asking[Added]:
     """Add parts to a topic that has parts. Returns {"parts": how many it has now}.
 
-    They are at the brokers with the fewest parts of the topic, of all or of `brokers` (numbers
-    of brokers, see `cluster`). Producers and consumers that are connected use them within a
-    minute. Some keys move to the new parts, so the order of a key is not kept across this
-    change.
+    They are at the brokers with the fewest parts of the topic, of all or of `brokers`.
+    Connected clients use them within a minute. Some keys move to the new parts, so the order of
+    a key is not kept across this change.
     """
     check_name(topic)
     return ask_admin(
@@ -165,8 +164,8 @@ def remove_part(part: str, *, force: bool = False) -> Asking[PartRemoved]:
     """Remove a part that is closed to publishers, such as "clicks#3". See docs/parts.md.
 
     Raises `Refused` (E_NOT_EMPTY) while the part is open, or a channel has unfinished messages
-    in it, unless `force` is True. It never removes the last open part. Returns {"end": the
-    offset at which the log of the part ended}. No part gets its number again.
+    in it, unless `force` is True. The last open part stays. Returns {"end": the offset at which
+    its log ended}. No part gets its number again.
     """
     _check_part(part, "removed")
     return ask_admin(RemovePartRequest(part, force=force))
@@ -174,20 +173,18 @@ def remove_part(part: str, *, force: bool = False) -> Asking[PartRemoved]:
 
 def cluster(*, fresh: bool = False) -> Asking[ClusterAnswer]:
     """Return the brokers of the cluster, and the topics with parts, as this broker knows them.
-    With `fresh`, it reads the directory first.
 
-    A broker that belongs to no cluster returns itself, without addresses, and its own topics
-    with parts. Then `is_shared` is False.
+    With `fresh`, it reads the directory first. A broker that belongs to no cluster returns
+    itself, without addresses, and its own topics with parts. Then `is_shared` is False.
     """
     return ask_admin(ClusterRequest(fresh=fresh))
 
 
 def drain_broker(broker: int, *, undo: bool = False, at_once: int = 1) -> Asking[Nothing]:
-    """Let the broker with this number move all its parts to others. It takes no new ones.
+    """Let the broker with this number move all its parts to others, and take no new ones.
 
-    It moves `at_once` parts at a time, also after a restart, until all are away. `cluster`
-    shows this. `undo` ends it. What was moved does not come back then. Raises `UsageError` if
-    no other broker takes parts.
+    It moves `at_once` parts at a time, also after a restart. `undo` ends it. What was moved
+    does not come back then. Raises `UsageError` if no other broker takes parts.
     """
     _check_broker(broker)
     if not 1 <= at_once <= AT_ONCE_MAX:
@@ -198,9 +195,9 @@ def drain_broker(broker: int, *, undo: bool = False, at_once: int = 1) -> Asking
 def forget_broker(broker: int, *, force: bool = False) -> Asking[Nothing]:
     """Let the other brokers have the parts of one that is gone for good. See docs/cluster.md.
 
-    They open them from its bucket. What it had acknowledged and not shipped is not there. It
-    can never come back with its data directory. Raises `Refused` (E_NOT_EMPTY) if it still
-    ships, unless `force` is True. A broker without parts is only left out from then on.
+    They open them from its bucket, without what it had not shipped. It can never come back with
+    its data directory. Raises `Refused` (E_NOT_EMPTY) if it still ships, unless `force` is
+    True. A broker without parts is only left out from then on.
     """
     return ask_admin(ForgetBrokerRequest(broker=_check_broker(broker), force=force))
 
@@ -211,7 +208,7 @@ def set_auto_balance(
     """Let the brokers of the cluster balance their parts by themselves, or not.
 
     `at_once`: how many parts move at a time. `rate`: how many bytes a broker moves in a second
-    on average, 0 for any number. `gone_after`: after how many seconds of silence a broker is
+    on average, 0 for any number. `gone_after`: the seconds of silence after which a broker is
     forgotten, at least 60, or 0 for never.
     """
     if not 1 <= at_once <= AT_ONCE_MAX:
@@ -230,8 +227,6 @@ def configure_topic(
     """Change the settings of a topic, see `TopicOptions`, or its sync mode.
 
     `sync`: always, bucket, interval, or never. All that was published before is synced first.
-    Returns {"settings": all settings in effect, "sync": the sync mode}. The change is durable
-    and in effect when this returns.
     """
     check_name(topic)
     if sync is None and not settings:
@@ -253,11 +248,7 @@ def create_channel(topic: str, channel: str, **settings: Unpack[NewChannelOption
 def configure_channel(
     topic: str, channel: str, **settings: Unpack[ChannelOptions]
 ) -> Asking[ChannelConfigured]:
-    """Change the settings of a channel, see `ChannelOptions`.
-
-    Returns {"settings": all settings in effect}. The change is durable and in effect when this
-    returns.
-    """
+    """Change the settings of a channel, see `ChannelOptions`."""
     if not settings:
         raise UsageError(
             E_BAD_ARGUMENT,
@@ -283,21 +274,14 @@ def delete_topic(topic: str, *, force: bool = False) -> Asking[Nothing]:
 def close_topic(topic: str, *, to: Side = "publishers") -> Asking[Closed]:
     """Close a topic to publishers, or to publishers and consumers.
 
-    `to="publishers"`: publishers are refused with E_CLOSED, and consumers can finish the
-    messages that are left. `to="consumers"`: both are refused, and connected consumers get the
-    same error, but `Consumer.run` waits until the topic is open again. Returns {"closed":
-    "publishers" or "consumers"}. The change is durable, and in effect everywhere, when this
-    returns.
+    `to="publishers"`: publishers get E_CLOSED, and consumers can finish the messages that are
+    left. `to="consumers"`: both get it, but `Consumer.run` waits until the topic is open again.
     """
     return ask_admin(CloseRequest(check_name(topic), to=to))
 
 
 def open_topic(topic: str, *, to: Side = "publishers") -> Asking[Closed]:
-    """Open a closed topic.
-
-    `to="publishers"`: open it to everyone. `to="consumers"`: open it only to consumers, so that
-    they can finish the messages that are left. Returns {"closed": "" or "publishers"}.
-    """
+    """Open a closed topic to everyone, or with `to="consumers"` only to consumers."""
     return ask_admin(OpenRequest(check_name(topic), to=to))
 
 
@@ -310,9 +294,8 @@ def delete_channel(topic: str, channel: str, *, force: bool = False) -> Asking[N
 
 
 def pause(topic: str, channel: str | None = None) -> Asking[Nothing]:
-    """Pause a topic or a channel.
-
-    The channels of a paused topic get no new messages. A paused channel delivers nothing.
+    """Pause a topic, whose channels then get no new messages, or a channel, which delivers
+    nothing.
     """
     return ask_admin(PauseRequest(*_names(topic, channel)))
 
@@ -327,9 +310,7 @@ def empty(topic: str, channel: str | None = None) -> Asking[Nothing]:
 
     With a channel, this removes its backlog. Without one, it removes only what no channel has
     yet: the messages that wait for the topic's first channel, or until the topic is unpaused.
-    The backlogs of the topic's channels stay, as with nsqd. To remove them too, call this for
-    each channel. Delayed messages that are not due yet are cancelled if the topic has no
-    channel, or only this one. Otherwise they stay, because they will be due for all channels.
+    Delayed messages are cancelled if the topic has no channel, or only this one.
     """
     return ask_admin(EmptyRequest(*_names(topic, channel)))
 
@@ -340,13 +321,10 @@ def seek(
     """Move a channel: back, to read messages again, or forward, to leave messages out.
 
     `where`: an offset, "earliest", "latest", or a time (datetime, or seconds since 1970 as
-    float). A time means the first message that was stored then or later. A place before the
-    oldest kept message means the oldest kept message. The channel forgets the messages that it
-    holds, and all unfinished messages before the new place. They can no longer be finished.
-    With `forward` the channel never moves back. An offset beyond the topic's end, or a time in
-    the future, raises `UsageError`. With `clamp`, such a place means the end. Returns
-    {"offset": the new place}. If the topic has parts, the offset is -1, and "parts" has the new
-    place in each part. The move is durable when this returns.
+    float), which means the first message that was stored then or later. The channel forgets the
+    messages that it holds, and all unfinished messages before the new place. With `forward` it
+    never moves back. A place beyond the topic's end raises `UsageError`. With `clamp`, it means
+    the end.
     """
     offset, time_ns = seek_place(where)
     return ask_admin(
@@ -362,11 +340,10 @@ def skip(
     """Finish messages for a channel without a delivery, and return the offsets of those that it
     had not finished.
 
-    `offsets`: up to 1,000 of them, of the topic or of one part. The messages may wait, be
-    deferred, or be with a consumer, whose answer then comes too late. An ordered channel goes
-    on with the next message of the key. Other channels, and the log, keep the messages. A
-    message on its way to the dead letters is not skipped. With `preview`, only return the
-    offsets. The call is recorded in the audit log, and durable when it returns.
+    `offsets`: up to 1,000, of the topic or of one part. The messages may wait, be deferred, or
+    be with a consumer, whose answer then comes too late. One on its way to the dead letters is
+    not skipped. An ordered channel goes on with the next message of the key. With `preview`,
+    only return the offsets.
     """
     if not all(type(offset) is int for offset in offsets):
         raise UsageError(E_BAD_ARGUMENT, f"offsets must be whole numbers, not {[*offsets]!r:.60}")
@@ -380,10 +357,9 @@ def cancel(
 ) -> Asking[dict[str, list[int]]]:
     """Cancel messages by their offsets: for one channel, or for all channels of the topic.
 
-    It is a `skip` of each channel: see there. A consumer that holds such a message drops it,
-    and a handler that has begun it sees `message.cancelled`. Returns the offsets that each
-    channel had not finished, by the name of the channel. If this is interrupted, some channels
-    have cancelled the messages and others have not; repeat it then.
+    It is a `skip` of each channel. A consumer that holds such a message drops it, and a handler
+    that has begun it sees `message.cancelled`. Returns the offsets that each channel had not
+    finished, by the name of the channel. If it is interrupted, repeat it.
     """
     channels = [channel]
     if channel is None:
@@ -401,24 +377,22 @@ def revoke(topic: str, keys: str | Sequence[str]) -> Asking[Revoked]:
     """Cancel all messages of a topic that were published with one of these revoke keys.
 
     `keys`: one key, or up to 1,000. Delayed messages are removed at once. The channels that the
-    topic has now do not deliver the other messages any more, and count them in
-    `cancelled_count` when their turn comes. A consumer that holds such a message drops it, and
-    a handler that has begun it sees `message.cancelled`. A message that is published later with
-    the same key is delivered. The call is recorded in the audit log, and durable when it
-    returns. Returns {"delayed": the number of delayed messages that were removed}.
+    topic has now do not deliver the others any more, and count them in `cancelled_count` when
+    their turn comes. Consumers are told as by `cancel`. A message that is published later with
+    the same key is delivered. Returns {"delayed": the number of delayed messages that were
+    removed}.
     """
     wanted = (keys,) if isinstance(keys, str) else tuple(keys)
     return ask_admin(RevokeRequest(check_name(topic), keys=wanted))
 
 
 def disconnect(topic: str, channel: str, consumer: str) -> Asking[Disconnected]:
-    """End the subscriptions of the consumers with this name.
+    """End the subscriptions of the consumers with this name, their `client_id` in `stats`.
 
-    The leases of their messages end, and other consumers get the messages at once. They use no
-    attempt. A client that still runs subscribes again by itself, and then gets messages again.
-    To keep it away, stop it, or take its permission. `consumer`: its `client_id` in `stats`.
-    Returns {"count": their number}. Raises `NotFound` if the channel has no such consumer. An
-    `#ephemeral` channel ends with its last consumer.
+    Other consumers get their messages at once, which use no attempt. A client that still runs
+    subscribes again by itself: to keep it away, stop it, or take its permission. Returns
+    {"count": their number}. Raises `NotFound` if there is none. An `#ephemeral` channel ends
+    with its last consumer.
     """
     answer = yield from ask_admin(DisconnectRequest(*_names(topic, channel), consumer=consumer))
     if not answer["count"]:
@@ -438,10 +412,10 @@ def redrive_to(
     """Ask whether dead letters of `dead_topic` may be published to topic `to`, as `zsq redrive`
     does.
 
-    `channel`: the only channel that gets them, or None for all channels. `origin`: topic, its
-    uuid, and channel, as the headers of the dead letters say. Raises E_FORBIDDEN unless dead
-    letters of that channel go to `dead_topic`. `chosen`: True if a person has chosen `to`. The
-    broker then does not check the headers. The call is recorded in the audit log.
+    `channel`: the only channel that gets them, or None for all. `origin`: topic, its uuid, and
+    channel, as the headers of the dead letters say. Raises E_FORBIDDEN unless dead letters of
+    that channel go to `dead_topic`. With `chosen`, a person has chosen `to`, and the headers
+    are not checked.
     """
     check_name(dead_topic)
     return ask_admin(
@@ -456,11 +430,9 @@ def redrive_to(
 
 
 def delayed_list(topic: str, *, after: str = "", count: int = 1_000) -> Asking[list[DelayedRow]]:
-    """Return the delayed messages that wait, the next due one first.
+    """Return the delayed messages that wait, the next due one first, at most `count` (1,000).
 
-    Each row has delayed_key, due_ns, size, body (its first 200 bytes), key, and tag. At most
-    `count` (1,000) are returned. To get more, call it again with `after` set to the last
-    delayed_key.
+    To get more, call it again with `after` set to the last `delayed_key`. See `DelayedRow`.
     """
     request = ListDelayedRequest(check_name(topic), after=after, limit=count)
     answer = yield from ask_admin(request)
@@ -468,19 +440,15 @@ def delayed_list(topic: str, *, after: str = "", count: int = 1_000) -> Asking[l
 
 
 def delayed_count(topic: str) -> Asking[DelayedCount]:
-    """Return the number of delayed messages that wait.
-
-    The fields are messages, bytes, next_due_ns (0: nothing waits), and lost: the messages lost
-    to damage.
-    """
+    """Return the number of delayed messages that wait, see `DelayedCount`."""
     return ask_admin(CountDelayedRequest(check_name(topic)))
 
 
 def delayed_cancel(topic: str, keys: Sequence[str]) -> Asking[list[bool]]:
     """Cancel delayed messages by their keys (1,000 at most).
 
-    The result has one value for each key. False means that the message does not wait, or no
-    longer waits. The cancellation is durable when this returns.
+    The result has one value for each key. False: it does not wait, or no longer. The
+    cancellation is durable when this returns.
     """
     answer = yield from ask_admin(CancelDelayedRequest(check_name(topic), keys=tuple(keys)))
     return [*cast("Sequence[bool]", answer["cancelled"])]
@@ -489,8 +457,7 @@ def delayed_cancel(topic: str, keys: Sequence[str]) -> Asking[list[bool]]:
 def delayed_cancel_all(topic: str) -> Asking[int]:
     """Cancel all delayed messages that wait, and return their number.
 
-    This happens in several steps, so that other requests are not delayed. Messages that arrive
-    in the meantime may stay.
+    Messages that arrive in the meantime may stay.
     """
     total, has_more = 0, True
     while has_more:
@@ -515,15 +482,14 @@ def schedule_add(
 ) -> Asking[Scheduled]:
     """Publish `body` to `topic` at each due time of a cron expression. See docs/schedules.md.
 
-    `name`: a name that no other schedule of the topic has. `cron`: five fields, as in crontab.
-    `timezone`: the time zone of the expression, such as "Europe/Berlin". `missed`: what is
-    published of due times at which the broker was down: "one" (the latest), "all" (the last
-    1,000), or "skip". `unique`: "while waiting" or "while working" leaves out due times while
-    the last message waits or is worked on, see docs/dedupe.md. Returns {"next_due_ns": the
-    first due time}. The schedule is durable when this returns. Raises `UsageError` for a wrong
-    expression or time zone, if the name exists (E_EXISTS), or if the broker lacks the extra
-    `schedules` (E_UNSUPPORTED). In a topic with parts, the schedule belongs to the part of
-    `key`, or else to that of its name.
+    `name`: unique in the topic. `cron`: five fields, as in crontab. `timezone`: such as
+    "Europe/Berlin". `missed`: what is published of due times at which the broker was down:
+    "one" (the latest), "all" (the last 1,000), or "skip". `unique`: "while waiting" or "while
+    working" leaves out due times while the last message waits or is worked on. Returns
+    {"next_due_ns": the first due time}. Raises `UsageError` for a wrong expression or time
+    zone, if the name exists (E_EXISTS), or if the broker lacks the extra `schedules`
+    (E_UNSUPPORTED). In a topic with parts, the schedule belongs to the part of `key`, or else
+    to that of its name.
     """
     key_bytes, _, _ = as_attributes(key, tag, headers)
     request = AddScheduleRequest(
@@ -560,10 +526,9 @@ def schedule_set(
     headers: Mapping[str, HeaderValue] | None = None,
     unique: str | None = None,
 ) -> Asking[Scheduled]:
-    """Change a schedule, see `schedule_add`. What is None stays.
+    """Change a schedule, see `schedule_add`. What is None stays, and so does the key.
 
-    Due times count from now on, so the change makes no due time missed. The key cannot change.
-    Returns {"next_due_ns": the first due time}.
+    Due times count from now on. Returns {"next_due_ns": the first due time}.
     """
     return _about_schedule(
         SetScheduleRequest(
@@ -581,10 +546,9 @@ def schedule_set(
 
 
 def schedule_run(topic: str, name: str) -> Asking[Nothing]:
-    """Publish the message of a schedule once, now. The schedule itself does not change.
+    """Publish the message of a schedule once, now, also while it is paused.
 
-    This also works while it is paused. The header `zsq-due` has the time of this call. The
-    message is stored when this returns.
+    The header `zsq-due` has the time of this call. The message is stored when this returns.
     """
     return _about_schedule(RunScheduleRequest(topic, name=name))
 
@@ -600,15 +564,12 @@ def schedule_pause(topic: str, name: str) -> Asking[Nothing]:
 
 
 def schedule_resume(topic: str, name: str) -> Asking[Nothing]:
-    """Resume a schedule. Due times of the pause are not published, and do not count as
-    missed.
-    """
+    """Resume a schedule. Due times of the pause are left out, and do not count as missed."""
     return _about_schedule(ResumeScheduleRequest(topic, name=name))
 
 
 def schedule_list(topic: str | None = None) -> Asking[list[ScheduleRow]]:
-    """Return the schedules of this broker, or those of one topic with all its parts, by topic
-    and name.
+    """Return the schedules of this broker, or those of one topic, by topic and name.
 
     Each row has topic, name, cron, timezone, policy, state, next_due_ns, last_due_ns,
     published, missed, trouble, and body_bytes.
@@ -621,22 +582,17 @@ def schedule_list(topic: str | None = None) -> Asking[list[ScheduleRow]]:
 
 
 def topics() -> Asking[dict[str, list[str]]]:
-    """Return the names of all topics, each with the names of its channels.
-
-    This asks only the supervisor.
-    """
+    """Return the names of all topics, each with the names of its channels."""
     answer = yield from ask_admin(ListTopicsRequest())
     return {name: sorted(channels) for name, channels in sorted(answer["topics"].items())}
 
 
 def unfinished(topic: str, channel: str) -> Asking[int]:
-    """Return the number of messages that a channel has not finished.
+    """Return the number of messages that a channel has not finished: 0 if it has nothing left.
 
     These are the messages that wait (`depth` of `stats`), that consumers hold, that are
-    deferred, and that are on their way to the dead letters. With 0, the channel has nothing
-    left to do, so a script can wait for that. Delayed messages that are not due yet belong to
-    the topic, and do not count (`delayed_count` of `stats`). Raises `Refused` while the channel
-    is being started.
+    deferred, and that are on their way to the dead letters. Delayed messages that are not due
+    belong to the topic. Raises `Refused` while the channel is being started.
     """
     answer = yield from ask_stats(topic, channel)
     total = 0
@@ -660,12 +616,12 @@ def overview(
 ) -> Asking[OverviewAnswer]:
     """Return all topics and channels with the values that they last reported.
 
-    The values are about a second old, or up to three minutes where nothing happens. The
-    supervisor asks no other process for them, so this is cheap. Returns {"version", "whole",
-    "topics": {name: (row, {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and
-    `channel_fields`, which name the values of a row in their order. With `since` set to a
-    version, the answer has only the rows that changed after this version. A topic whose own row
-    did not change has () as its row.
+    The values are about a second old, or up to three minutes where nothing happens. The broker
+    asks no other process for them, so this is cheap. Returns {"version", "whole", "topics":
+    {name: (row, {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and
+    `channel_fields`, which name the values of a row in their order, and replaces all earlier
+    answers. With `since` set to a version, the answer has only the rows that changed after it,
+    and () as the row of a topic of which only channels changed.
     """
     return ask_admin(OverviewRequest(since=since, processes=processes, alarms=alarms))
 
@@ -673,9 +629,8 @@ def overview(
 def find_message(id: str) -> Asking[list[str]]:
     """Return the names of the topics and parts that keep a message with this id.
 
-    An id is unique only in its topic, so these may be several. The broker answers from its
-    memory, without a look at the messages. The brokers of parts elsewhere are asked one after
-    the other. Raises `UsageError` (E_LIMIT) if these are more than 20 parts, and `Refused`
+    An id is unique only in its topic. The brokers of parts elsewhere are asked one after the
+    other. Raises `UsageError` (E_LIMIT) if these are more than 20 parts, and `Refused`
     (E_CLOSING) while topics that may have the message are being started.
     """
     node, offset = parse_id(id)
@@ -729,14 +684,13 @@ def history(
 def alarm_ack(
     topic: str = "", channel: str = "", *, figure: str = "", seconds: float = 0
 ) -> Asking[Silenced]:
-    """Acknowledge the raised alarms of a topic or channel, or silence them for some time.
+    """Silence the alarms of a topic or channel, or without a topic those of the broker.
 
-    Without `seconds`, the alarms that are raised now are silenced until they are cleared. With
-    it, all alarms of this place are silenced until then, also those that are not raised yet.
-    `figure`: only this alarm, such as "depth" (see `alarms` of `stats`). Without a topic: the
-    alarms of the broker. Receivers do not hear of a silenced alarm until the silence ends.
-    Silences survive a restart. Returns {"count": how many raised alarms are silenced now}.
-    Raises `NotFound` if none is raised and no `seconds` are given.
+    Without `seconds`, the alarms that are raised now are silenced until they are cleared, and
+    `NotFound` is raised if there are none. With it, all alarms of this place are silenced until
+    then. `figure`: only this alarm, such as "depth" (see `alarms` of `stats`). Receivers do not
+    hear of a silenced alarm. Silences survive a restart. Returns {"count": how many raised
+    alarms are silenced now}.
     """
     topic = check_name(topic) if topic else ""
     return ask_admin(SilenceAlarmRequest(topic, channel, figure=figure, seconds=seconds))
@@ -749,10 +703,9 @@ def alarm_unack(topic: str = "", channel: str = "", *, figure: str = "") -> Aski
 
 
 def audit(*, count: int = 100, topic: str = "") -> Asking[list[AuditEntry]]:
-    """Return the newest entries of the audit log, the newest first.
+    """Return the newest entries of the audit log, the newest first, of all topics or of one.
 
-    `topic`: only entries about this topic. Each entry has "time", "action", "topic", "channel",
-    "options", "user", "from", "via", and "result".
+    See `AuditEntry`.
     """
     answer = yield from ask_admin(AuditRequest(topic, count=count))
     return list(answer["entries"])
@@ -761,26 +714,22 @@ def audit(*, count: int = 100, topic: str = "") -> Asking[list[AuditEntry]]:
 def handover() -> Asking[None]:
     """Let the primary stop, and its standby take over. See docs/standby.md.
 
-    The call returns when the primary begins to stop. Raises `NotFound` if no standby follows
-    it, or `Refused` if it ships nothing to a bucket.
+    Returns when the primary begins to stop. Raises `NotFound` if no standby follows it, or
+    `Refused` if it ships nothing to a bucket.
     """
     yield from ask_admin(HandoverRequest())
 
 
 def chunks(topic: str) -> Asking[Chunks]:
-    """Return the log files of a topic: {"chunks": the newest 1,000, "older": the sum of the
-    others, "total": the sum of all}.
-
-    See `zsq stats --chunks`.
-    """
+    """Return the log files of a topic, see `Chunks` and `zsq stats --chunks`."""
     return ask_admin(ChunksRequest(check_name(topic)))
 
 
 def ended(topic: str) -> Asking[int | None]:
     """Return the offset at which the topic of this name that was deleted last has ended.
 
-    It had no message with this offset or a higher one. A topic that is created again begins
-    there. Returns None if the broker knows of no deleted topic of this name.
+    A topic that is created again begins there. Returns None if the broker knows of no deleted
+    topic of this name.
     """
     answer = yield from ask_admin(EndedRequest(check_name(topic)))
     return answer["ended"]

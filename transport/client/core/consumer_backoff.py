@@ -32,8 +32,8 @@ class Backoff:
 
     - `multiplier`, `maximum`: The consumer waits `multiplier * 2 ** level` seconds before each
       probe, at most `maximum` (an hour at most). With the defaults that is 2 s, 4 s ... 2 min.
-    - `failures`: How many handlers must fail in a row, of all threads or tasks of `run`, before the
-      consumer backs off. With 1, it backs off after each failure, as go-nsq does.
+    - `failures`: How many handlers must fail in a row, of all threads or tasks of `run`. With 1, it
+      backs off after each failure, as go-nsq does.
     """
 
     __slots__ = ("failures", "maximum", "multiplier")

@@ -1,51 +1,38 @@
 """Handling: what `Consumer.run` does with a handler, its result, and its errors.
 
 A message is handled when its handler returns. `run` then finishes the message, unless the handler
-has answered it. Whatever else a handler or a callback does is a failure of this message, and not
-of `run`:
+has answered it. Whatever else a handler or a callback does is a failure of this message, and not of
+`run`. A batch fails as a whole, see [consumers.md](consumers.md#handlers-of-batches).
 
-- **The handler raises an exception:** `run` calls `on_error`, or logs the exception. Then it
-  requeues the message after `requeue_delay`, by default with the channel's backoff.
-- **The handler calls `sys.exit()`**, or itself raises `KeyboardInterrupt` or another
-  `BaseException`: the same. The program goes on.
-- **A signal handler of the program, or Ctrl-C, interrupts the handler** with `SystemExit` or
+- **It raises an exception**, also `SystemExit` by `sys.exit()`, or `KeyboardInterrupt`: `run` calls
+  `on_error`, or logs the exception, and requeues the message after `requeue_delay`. When five have
+  failed in a row, the consumer [backs off](consumers.md#how-a-consumer-backs-off) as a whole.
+- **It fails for the last time:** with `max_attempts`, the channel makes the message a dead letter.
+  With `retries`, `run` rejects the message, before the next handler begins if the last one ended
+  with its process.
+- **It raises `zsq.RetryAfter`**, also in a group of exceptions that has nothing else: `run` puts
+  the message off, as `Message.defer` does, without `on_error`.
+- **A signal handler of the program, or Ctrl-C, interrupts it** with `SystemExit` or
   `KeyboardInterrupt`: `run` returns the message to the channel, and ends with this error. With
-  `signals=True`, only the second signal can do that, because the first one makes `run` end as
-  `close` does.
-- **The handler is cancelled (asyncio):** if `run` was cancelled, `run` returns the message to the
-  channel and ends. In every other case it is a failure of the message.
-- **`on_error` raises:** the log gets both errors, and the message is requeued.
-- **The handler raises `zsq.RetryAfter`:** `run` puts the message off, as `Message.defer` does. It
-  is no failure, and `on_error` is not called. A group of exceptions does the same if it has nothing
-  else. A handler that returns a `RetryAfter` made a mistake: `run` requeues the message, and ends
-  with `UsageError`.
-- **`retries` allows no further attempt:** `run` rejects the message with the error. If the last
-  handler ended with its process, `run` rejects the message before the next handler begins.
-- **`requeue_delay` raises**, or returns something that is no delay: the log gets the error, and the
-  message is requeued with the channel's backoff. A delay above 366 days counts as 366 days. The log
-  has one warning about that.
-- **The handler returns before its work has run**, because it returns a coroutine, another
-  awaitable, a generator, a `map` or `filter`, or a future: `run` requeues the message, and ends
-  with `UsageError`.
-- **A call of the handler would run nothing**, because it is a generator function or, in a blocking
-  consumer, a coroutine function: `run` raises `UsageError` before it takes a message.
-- **The handler sets a context variable:** it ends with the message. Each message is handled in a
-  copy of the context in which `run` was called, in every thread or task. `on_error` and
-  `requeue_delay` run in the copy of their message.
-- **The handler fails for each message, or always for one:** the message comes again after each
-  backoff. With `max_attempts`, the channel makes it a dead letter after its last attempt. If it
-  fails for five in a row, the consumer backs off as a whole, see
-  [consumers.md](consumers.md#how-a-consumer-backs-off).
-- **The handler gets batches** (`batch=`): the same, for all messages of the batch that are not
-  answered, see [consumers.md](consumers.md#handlers-of-batches).
-- **The handler kills its process:** the channel delivers its messages to another consumer when the
-  link is lost or the lease has ended.
-- **The handler never ends:** it occupies one of the `concurrency` threads or tasks, and its message
-  is delivered again when its lease ends. After SIGTERM, `run` waits for it. A second SIGTERM ends
-  the program, unless the program handles it.
-- **The handler blocks the event loop (asyncio):** nothing else runs in the loop meanwhile, not even
-  heartbeats. If it blocks for longer than two heartbeats, the broker gives the messages of this
-  consumer to others. Use `asyncio.to_thread`, or a blocking consumer.
+  `signals=True`, only the second signal can do that.
+- **It is cancelled (asyncio):** if `run` was cancelled, `run` returns the message and ends.
+  Otherwise the message has failed.
+- **It returns before its work has run**, with a coroutine, another awaitable, a generator, a `map`
+  or `filter`, or a future, or it returns a `RetryAfter`: `run` requeues the message, and ends with
+  `UsageError`.
+- **A call would run nothing**, because it is a generator function or, in a blocking consumer, a
+  coroutine function: `run` raises `UsageError` before it takes a message.
+- **It sets a context variable:** this ends with the message. Each one is handled in a copy of the
+  context in which `run` was called, with its `on_error` and `requeue_delay`.
+- **It kills its process:** the channel delivers its messages to another consumer.
+- **It never ends:** it occupies its thread or task, and the message is delivered again when its
+  lease ends. After SIGTERM, `run` waits for it. A second SIGTERM, half a second later or more,
+  ends the program, unless the program handles it.
+- **It blocks the event loop for longer than two heartbeats (asyncio):** the broker gives the
+  messages of this consumer to others. Use `asyncio.to_thread`, or a blocking consumer.
+- **`on_error` raises, or `requeue_delay` raises or returns no delay:** the log gets the errors, and
+  the message is requeued, with the channel's backoff if there is no delay. A delay above 366 days
+  counts as 366 days.
 """
 
 from __future__ import annotations
@@ -306,8 +293,7 @@ class RunnerBase:
 
     | reason | what `run` does |
     |---|---|
-    | `close` was called | It ends. |
-    | SIGTERM or SIGINT, with `signals=True` | It ends. |
+    | `close` was called, or SIGTERM or SIGINT came, with `signals=True` | It ends. |
     | its task was cancelled (asyncio) | It ends with `CancelledError`. |
     | the topic was closed to consumers (`E_CLOSED`) | It goes on when the topic is open again. |
     | the topic was deleted | It goes on when the topic exists again, see `on_deleted`. |
@@ -316,9 +302,8 @@ class RunnerBase:
     | the channel has no place for it (`E_LIMIT`) | It goes on when there is a place. |
     | `E_DISK_FULL`, `E_TOPIC_FAILED`, `E_INTERNAL` | It goes on when the broker accepts it. |
     | it has waited for longer than its `timeout` | It ends with the error. |
-    | it may not subscribe or create (`E_FORBIDDEN`, `E_NOT_FOUND`) | It ends with the error. |
-    | a name, a setting or a key is wrong (`UsageError`) | It ends with the error. |
-    | the handler returned before its work has run | It ends with `UsageError`. |
+    | `E_FORBIDDEN` or `E_NOT_FOUND`: it may not subscribe or create | It ends with the error. |
+    | `UsageError`: a wrong name, setting, key or handler | It ends with the error. |
 
     While `run` waits, it pauses at most a second between attempts. The log (`zsq`) has a warning
     after 1 s, after 10 s, and then every minute. When `run` ends, the log has one line with the

@@ -82,14 +82,13 @@ OFFSET_BITS: Final = 54
 class Fetched(NamedTuple):
     """The result of a read.
 
-    - `start`: The oldest offset that is kept.
+    - `start`: The oldest offset that is kept. Retention has removed what was before.
     - `head`: The next offset that will be assigned.
     - `blocks`: Consecutive blocks. The first one contains the requested offset or, if that is lost
-      or no longer kept, the block after it. The list is empty if that block does not exist yet.
+      or no longer kept, is the block after it. The list is empty if that block does not exist yet.
     - `next_offset`: The offset at which to continue.
     - `lost`: The damaged messages from the requested offset to `next_offset`, as (first offset,
-      count). No block has them. If the requested offset is below `start`, retention has removed the
-      messages before `start`. They are not in `lost`.
+      count).
     """
 
     start: int
@@ -150,8 +149,8 @@ class StoredMessage(NamedTuple):
 
     - `timestamp_ns`: When it was stored, or the time that it was published with.
     - `headers`: What is not valid is shown as bytes under the name `zsq-unreadable`.
-    - `only_channel`: The only channel that gets the message, for example after a redrive. It is no
-      header, so a copy of the message goes to all channels.
+    - `only_channel`: The only channel that gets the message, for example after a redrive. A copy of
+      the message goes to all channels.
     """
 
     topic: str
@@ -286,8 +285,8 @@ class MessageView:
     def id(self) -> str:
         """The id as `zsq message` and NSQ's clients show it: 16 hex digits.
 
-        The first 10 bits are the number of the broker's node, and the other 54 bits the offset. If
-        the topic has parts, the first 8 bits are the number of the part.
+        The first 10 bits are the number of the broker's node, or in a topic with parts the first 8
+        the number of the part. The last 54 bits are the offset.
         """
         session = self._batch.delivery.session
         return id_of(self._batch.delivery.offset(self._index), session.node, session.part)
@@ -345,7 +344,7 @@ class MessageView:
         """True while this consumer holds the message, as far as the client knows.
 
         It is False after the message was answered, when its timeout has passed, and when the
-        connection was lost since. Check it before you begin with a message that has waited.
+        connection was lost. Check it before you begin with a message that has waited.
         """
         delivery = self._batch.delivery
         return (
@@ -398,11 +397,10 @@ class Message(MessageView):
     def finish(self, *, sync: bool = False) -> None:
         """Finish the message.
 
-        Without `sync`, this returns at once. The finish is sent to the broker soon (within 20 ms,
-        or at the next receive). `flush` waits until all such finishes are confirmed, and raises
-        `LeaseLost` if some of them could not be confirmed. `close` also waits, but only logs how
-        many could not be confirmed. With `sync=True` this waits until the finish is committed. It
-        raises `LeaseLost` if the lease ended before that, or `BrokerUnreachable` after the timeout.
+        Without `sync`, this returns at once, and the finish is sent within 20 ms. `flush` waits
+        until all such finishes are confirmed. With `sync=True` this waits until the finish is
+        committed. It raises `LeaseLost` if the lease ended before that, or `BrokerUnreachable`
+        after the timeout.
         """
         batch = self._batch
         if self._answered or batch.delivery.session.over:
@@ -417,9 +415,9 @@ class Message(MessageView):
         """Deliver the message again, to any consumer.
 
         `delay`: seconds or a timedelta, at most 366 days. With `backoff`, the channel's settings
-        decide the delay. `error`: the reason, a text or an exception, at most 512 characters. If
-        this was the last attempt that the channel's `max_attempts` allows, the message goes to the
-        dead letters at once instead, and the dead letter contains the error and its traceback.
+        decide the delay. `error`: the reason, a text or an exception, at most 512 characters. After
+        the last attempt that the channel's `max_attempts` allows, the message goes to the dead
+        letters instead, with the error and its traceback.
         """
         self._give_back(when_again(delay, backoff), error)
 
@@ -427,8 +425,8 @@ class Message(MessageView):
         """Put the message off: it comes again after `delay` or at `until`, to any consumer.
 
         This uses no attempt and is no failure. `delay`: seconds or a timedelta, at most 366 days.
-        `until`: a datetime (local time if it has no zone). Without both, the message goes back to
-        the channel at once.
+        `until`: a datetime (local time if it has no zone). Without both, it goes back to the
+        channel at once.
         """
         self._give_back(deferral_ms(delay, until), defer=True)
 

@@ -119,8 +119,8 @@ class MessageBatch(Sequence[_MessageT]):
     def fail(self, message: _MessageT, error: Reason = "") -> None:
         """Requeue this message when the handler ends, as if its handler had raised `error`.
 
-        `on_error` gets the message and the error, or the log has it. The other messages of the
-        batch are not concerned. If this is called twice for a message, the last error counts.
+        `on_error` gets both, or the log. The other messages of the batch are not concerned. Of
+        several calls for a message, the last one counts.
         """
         self._known = self._known or {id(known) for known in self._messages}
         if id(message) not in self._known:

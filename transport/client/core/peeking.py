@@ -36,18 +36,15 @@ class Peeked(NamedTuple):
     """One message and its state.
 
     - `state`: In the order in which they are shown: "requeued" (delivered next, again), "parked"
-      (read ahead: held back by an ordered channel, probably because another message of its key goes
-      first, or waiting for its turn in a channel with priorities),
-      "new" (delivered next), "in flight" (begun by a handler), "held" (with a consumer, and no
-      handler has begun it), "deferred", "dying" (on its way to the dead letters). For a topic:
-      "stored".
+      (read ahead, and held back for its key or its level), "new" (delivered next), "in flight"
+      (begun by a handler), "held" (with a consumer, and no handler has begun it), "deferred",
+      "dying" (on its way to the dead letters). For a topic: "stored".
     - `message`: None if it is lost or removed.
     - `attempts`: The number of its attempt, or how many it has used if no consumer has it.
     - `consumer`, `held_s`, `left_s`: The consumer that has it, for how long, and the time until its
       timeout, which runs only in flight.
     - `due_ns`: When a deferred message is due, in ns since 1970.
-    - `blocks`: How many messages wait for this one, because an ordered channel delivers the
-      messages of a key one by one.
+    - `blocks`: How many messages of its key wait for this one, in an ordered channel.
     - `error`: Why its last delivery failed. The broker remembers the last 200 failures of a
       channel, until it is restarted.
     """
@@ -74,9 +71,8 @@ class Peek(NamedTuple):
 
     - `next_offset`: The channel's cursor.
     - `head`: The offset up to which the channel may deliver messages (exclusive).
-    - `looked_to`: How far the peek searched for messages of the channel. It is below `head` if
-      enough messages were found, or if the peek found many messages that the channel leaves out (by
-      tags or age).
+    - `looked_to`: How far the peek searched. It is below `head` if enough messages were found, or
+      if many were left out (by tags or age).
     - `counts`: The number of messages in each state, except "new".
     - `missing`: How many messages that the search has passed cannot be read.
     """

@@ -3,11 +3,12 @@
 Names, types and units are nsqd's, so that nsqadmin and nsq_stat can show them. Other statistics are
 in /metrics.
 
-Some statistics differ from nsqd's (docs/http.md describes them). `message_bytes` counts blocks, not
-only bodies. A delayed message waits in its topic and belongs to every channel when it is due. But
-nsqd counts it in each channel's `deferred_count` and `message_count` from the start, so this module
-does too. `backend_depth` leaves out what a channel has in memory, although everything is on disk.
-`memory` has the fields of a Go runtime. Only the memory of the processes is known. The rest is 0.
+Some statistics differ from nsqd's (docs/http-reference.md has them). `message_bytes` counts blocks,
+not only bodies. A delayed message waits in its topic and belongs to every channel when it is due.
+But nsqd counts it in each channel's `deferred_count` and `message_count` from the start, so this
+module does too. `backend_depth` leaves out what a channel has in memory, although everything is on
+disk. `memory` has the fields of a Go runtime. Only the memory of the processes is known. The rest
+is 0.
 """
 
 from __future__ import annotations

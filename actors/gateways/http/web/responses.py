@@ -43,7 +43,7 @@ class ApiError(Exception):
         self.headers = hint or {}
 
 
-# All errors with their meanings. docs/http.md lists them, and a test compares the two.
+# All errors with their meanings. docs/http-reference.md lists them, and a test compares the two.
 ANSWERS: Final[dict[str, tuple[int, str]]] = {
     "MSG_TOO_BIG": (413, "the message is larger than max-msg-size"),
     "BODY_TOO_BIG": (

@@ -199,6 +199,6 @@ def test_an_unknown_version_is_not_reported_as_damage(with_checksum: bool) -> No
     data = json.loads(spoilt("version", 2)) | {"new": "meaning"}
     if with_checksum:
         data[CHECKSUM] = checksum(data)
-    with pytest.raises(ForeignDirectory, match="upgrade zsq") as error:
+    with pytest.raises(ForeignDirectory, match="use a newer zsq") as error:
         decode(json.dumps(data).encode(), "r")
     assert not isinstance(error.value, RegistryDamaged)

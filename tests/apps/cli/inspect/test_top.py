@@ -122,6 +122,17 @@ def test_the_picture_keeps_what_did_not_change() -> None:
     assert picture.rows("topics", 0) == []
 
 
+def test_the_lines_above_the_table_fit_into_80_columns() -> None:
+    picture = Picture()
+    overview = told()
+    overview["broker"] |= {"alarms": 0, "start_ms": 1000 * time.time() - 90_000}
+    picture.take(overview)
+    lines = str(top.head(picture, "tcp://127.0.0.1:4153")).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].endswith(", up 1.5m, 5 processes, 4.1kB on disk, OK")
+    assert lines[1].startswith("2 topics, 2 channels; in 10.0/s")
+
+
 def test_every_column_is_in_every_row() -> None:
     picture = Picture()
     picture.take(told())

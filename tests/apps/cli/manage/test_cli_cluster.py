@@ -28,7 +28,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, columns: int, *brokers: BrokerRow) ->
     def ask(*_: Any) -> dict[str, Any]:
         auto = {"is_on": False}
         return {
-            "brokers": list(brokers), "topics": [], "trouble": "", "auto": auto, "moving": 0,
+            "brokers": list(brokers), "topics": [], "is_cluster": bool(brokers[0]["addresses"]), "trouble": "", "auto": auto, "moving": 0,
             "planned": 0,
         }  # fmt: skip
 
@@ -70,3 +70,11 @@ def test_nothing_is_said_of_the_health_of_a_broker_that_was_forgotten(
     ill["health"] = "disk is full"
     lines = shown(monkeypatch, 200, broker(0, "tcp://a:4153"), gone, ill)
     assert [line for line in lines if " is " in line] == ["broker 2 is not well: disk is full"]
+
+
+def test_a_broker_without_a_cluster_is_said_to_be_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = broker(0, "tcp://a:4153")
+    alone["addresses"], alone["places"] = [], []
+    lines = shown(monkeypatch, 80, alone)
+    assert lines[2].startswith("This broker belongs to no cluster.")
+    assert max(map(len, lines)) <= 80

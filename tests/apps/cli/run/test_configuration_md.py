@@ -29,12 +29,19 @@ def table() -> str:
         assert usual_name in (option.envvar or ()), "the page gives the rule of the names"
         others = "".join(f", `{name}`" for name in option.envvar or () if name != usual_name)
         live = "live" if option.name in RELOADABLE else ""
-        help_text = " ".join((option.help or "").split()).replace("|", "\\|")
+        default = _default(option)
         lines.append(
-            f"| `{option.opts[0]}`{others} | {_value(option)} | {_default(option)} | "
-            f"{live} | {help_text} |"
+            f"| `{option.opts[0]}`{others} | {_value(option)} | {default} | {live} | "
+            f"{_meaning(option, default)} |"
         )
     return "\n".join(lines)
+
+
+def _meaning(option: click.Option, default: str) -> str:
+    """Return the help of an option without what the other columns say."""
+    text = " ".join((option.help or "").split()).replace("|", "\\|")
+    text = re.sub(r" Default: .*?\.(?= [A-Z]|$)| Repeatable\.", "", text)
+    return text.replace(f" ({default})", "")
 
 
 def _value(option: click.Option) -> str:

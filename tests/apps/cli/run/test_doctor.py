@@ -259,10 +259,17 @@ def test_each_fault_of_a_running_broker_is_reported() -> None:
         "alarms": [],
     }
     assert levels(doctor_net.health(answer)) == [OK]
-    answer |= {"version": "0.0.1", "alarms": [{"topic": "t", "channel": "c", "text": "depth 3"}]}
+    answer |= {
+        "version": "0.0.1",
+        "alarms": [{"topic": "t", "channel": "c", "text": "t/c: depth 3"}],
+    }
     answer["processes"] = [{"name": "topic t", "restarts": 7}]
     topic["health"] = "failed again"
     assert levels(doctor_net.health(answer)) == [OK, ADVICE, PROBLEM, ADVICE, ADVICE]
+    topic["health"] = "alarm: t/c: depth 3"
+    found = list(doctor_net.health(answer))
+    assert levels(iter(found)) == [OK, ADVICE, ADVICE, ADVICE], "a backlog alarm is no problem"
+    assert [one.text for one in found].count("alarm: t/c: depth 3") == 1
 
 
 def test_a_silent_broker_is_a_problem_only_when_it_is_expected(tmp_path: Path) -> None:
@@ -302,7 +309,7 @@ def test_a_full_disk_is_one_finding() -> None:
     )
     alarms = [
         {"topic": "", "channel": "", "text": why},
-        {"topic": "mail", "channel": "c", "text": "depth 7"},
+        {"topic": "mail", "channel": "c", "text": "mail/c: depth 7"},
     ]
     topics = [
         {"topic_name": "big", "health": REFUSED_TEXT},
@@ -319,7 +326,7 @@ def test_a_full_disk_is_one_finding() -> None:
     assert [finding.text for finding in found[1:]] == [
         why,
         "topic mail: failed",
-        "alarm: mail/c depth 7",
+        "alarm: mail/c: depth 7",
     ]
     answer = {"version": zsq.__version__, "pid": 1, "topics": [], "alarms": alarms[:1]}
     [_, alarm] = doctor_net.health(answer)

@@ -1,4 +1,4 @@
-"""Tests of each path of the HTTP API, of each refusal, and of what docs/http.md says about them."""
+"""Tests of each path of the HTTP API, of each refusal, and of what docs/http-reference.md says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from zsq.transport.errors import (
 )
 from zsq.transport.nsq.lookup import Node
 
-DOCS = (Path(__file__).resolve().parents[5] / "docs" / "http.md").read_text()
+DOCS = (Path(__file__).resolve().parents[5] / "docs" / "http-reference.md").read_text()
 NSQ_HEADER = "nsq; version=1.0"
 
 

@@ -93,7 +93,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     ),
     "metrics": lambda stats: render(stats, True, 0.1, RequestMetrics(), ""),
     "console": of_the_console,
-    "zsq stats": lambda stats: screen_text(*cli_stats.tables(stats, whole=True)),
+    "zsq stats": lambda stats: screen_text(*cli_stats.tables(stats, processes=True)),
 }
 
 
