@@ -311,7 +311,8 @@ class TaskBlocks:
         bodies = "value" in options.columns
         with RangeReader(
             span.topic, self._at, span.stop, url=options.url, bodies=bodies,
-            timeout=options.timeout_s, on_data_loss="fail" if options.fail_on_data_loss else "ignore", uuid=span.uuid, key_file=options.keys,
+            timeout=options.timeout_s, on_data_loss="fail" if options.fail_on_data_loss else "ignore",
+            uuid=span.uuid, key_file=options.keys,
             transport=options.transport,
         ) as blocks:  # fmt: skip
             yield from blocks

@@ -28,7 +28,10 @@ from .aio_runner import BatchRunner, Runner
 
 
 class Message(MessageView):
-    """One message. Answer it once: with `finish`, `requeue`, `defer`, or `reject`. `body` is bytes."""
+    """One message. Its `body` is bytes.
+
+    Answer it once: with `finish`, `requeue`, `defer`, or `reject`.
+    """
 
     __slots__ = ()
 

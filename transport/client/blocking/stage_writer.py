@@ -4,7 +4,7 @@
         for block in blocks:
             writer.push(block)
         part = writer.seal()
-    StageCommitter("clicks", url=url).commit(app, version, parts)     # in one place; may be repeated
+    StageCommitter("clicks", url=url).commit(app, version, parts)  # in one place; may be repeated
 
 Nothing of a stage is visible before a commit names it. A stage that no commit names is dropped
 after some time.
@@ -360,9 +360,7 @@ class StageCommitter(Asker):
 
 
 class DiskCommitter(StageCommitter):
-    """A committer of the broker's own programs, for which a commit is done when it is on the disk of
-    the topic.
-    """
+    """A committer of the broker's own programs: a commit is done when the topic has it on its disk."""
 
     def commit_here(
         self,
