@@ -428,9 +428,9 @@ class AlarmReceiver(TypedDict):
     """A receiver of alarms, and the state of its deliveries."""
 
     name: str
-    told_count: int
+    sent_count: int
     waiting: int
-    given_up_count: int
+    failed_count: int
     trouble: str
 
 

@@ -103,9 +103,9 @@ def describe_alarms(shown: ShownAlarms) -> str:
     if shown["receivers"]:
         lines += ["", "receivers"]
     for row in shown["receivers"]:
-        state = f"sent {row['told_count']}"
+        state = f"sent {row['sent_count']}"
         state += f", {row['waiting']} waiting" if row["waiting"] else ""
-        state += f", {row['given_up_count']} given up" if row["given_up_count"] else ""
+        state += f", {row['failed_count']} given up" if row["failed_count"] else ""
         lines.append(
             f"{row['name']}: {state}"
             + (f"; last error: {row['trouble']}" if row["trouble"] else "")

@@ -8,7 +8,7 @@ from ..core import peeking, reading
 from ..core.asking import ask_stats
 from ..core.message import Fetched, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek
-from ..core.reading import BYTES_ANY, Archive, Measured
+from ..core.reading import Archive, Measured
 from ..core.requester import RequestEngine
 from .aio_admin_calls import AdminCalls
 from .aio_asker import Asker, Turner
@@ -60,7 +60,9 @@ class Reader(ReaderBase[Turner[RequestEngine]], Asker):
     async def message(self, offset: int) -> StoredMessage:
         return await self._carry_out(reading.message(self.topic, offset))
 
-    async def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
+    async def measure(
+        self, start: int, end: int | None = None, *, bytes_max: int | None = None
+    ) -> Measured:
         return await self._carry_out(reading.measure(start, end, bytes_max))
 
     async def uuid(self) -> str:

@@ -16,7 +16,7 @@ from ..core import peeking, reading
 from ..core.asking import ask_stats
 from ..core.message import Batch, Fetched, Message, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek, Peeked
-from ..core.reading import BYTES_ANY, Archive, Measured, OnDataLoss
+from ..core.reading import Archive, Measured, OnDataLoss
 from ..core.requester import RequestEngine
 from .admin_calls import AdminCalls
 from .arrow_reader import ARROW_BYTES, record_batches
@@ -164,8 +164,10 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
         """
         return self._carry_out(reading.message(self.topic, offset))
 
-    def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
-        """Return the size of the messages from `start` to `end` (-1: the durable end).
+    def measure(
+        self, start: int, end: int | None = None, *, bytes_max: int | None = None
+    ) -> Measured:
+        """Return the size of the messages from `start` to `end` (None: the durable end).
 
         The messages from `start` to the returned offset have about `bytes_max` bytes. This offset
         is at most `end`, and above `start` if there is any message. This uses the index and reads

@@ -360,7 +360,7 @@ class StageCommitter(Asker):
 
 
 class DiskCommitter(StageCommitter):
-    """A committer of the broker's own programs: a commit is done when the topic has it on its disk."""
+    """A committer of the broker's own programs, whose commits are done when they are on disk."""
 
     def commit_here(
         self,
