@@ -150,7 +150,7 @@ def logs_of(topic: str, url: str, timeout: float) -> list[str]:
     """Return the topic, or the names of all its parts."""
     with Reader(topic, url=url, timeout=timeout) as reader:
         try:
-            reader.head()
+            reader.bounds()
         except HasParts as error:
             return [part_name(topic, number) for number, _ in sorted(error.spread.parts)]
     return [topic]
@@ -172,7 +172,7 @@ class _Log:
         self.maker: BatchMaker = BatchMaker(topic, columns, part)
         with Reader(name, url=plan.url, timeout=plan.timeout) as reader:
             self.uuid = reader.uuid()
-            self.oldest, head = reader.head()
+            self.oldest, head = reader.bounds()
             self.start = None if plan.start is None else self._offset(reader, plan.start, head)
             self.stop = (
                 head if plan.end is None else min(head, self._offset(reader, plan.end, head))
@@ -190,12 +190,12 @@ class _Log:
 
     def blocks(self, span: Span) -> RangeReader:
         return RangeReader(
-            self.plan.url,
             self.name,
             *span,
+            url=self.plan.url,
             timeout=self.plan.timeout,
             uuid=self.uuid,
-            fail_on_data_loss=not self.plan.skip_lost,
+            on_data_loss="ignore" if self.plan.skip_lost else "fail",
         )
 
     def metadata(self, start: int, stop: int) -> dict[str, str]:

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from ..transport.client.blocking.client import Reader
+from ..transport.client.core.reading import OnDataLoss
 from ..transport.errors import (
     E_DATA_LOSS,
     E_IN_USE,
@@ -99,7 +100,7 @@ def _append_log(
     report: Appended,
 ) -> None:
     uuid = reader.uuid()
-    oldest, head = reader.head()
+    oldest, head = reader.bounds()
     table.refresh()
     while (start := _next_offset(table, reader.topic, uuid, oldest)) < head:
         for data, stop in _chunks(reader, start, head, columns, bytes_max, skip_lost):
@@ -125,7 +126,8 @@ def _chunks(
     wanted = list(dict.fromkeys([*columns, "offset"]))
     batches: list[Any] = []
     size = 0
-    for batch in reader.arrow(start, head, columns=wanted, fail_on_data_loss=not skip_lost):
+    on_data_loss: OnDataLoss = "warn" if skip_lost else "fail"
+    for batch in reader.arrow(start, head, columns=wanted, on_data_loss=on_data_loss):
         batches.append(batch)
         size += batch.nbytes
         if size >= bytes_max:

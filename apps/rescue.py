@@ -314,7 +314,7 @@ def _stage(
 ) -> int:
     """Commit messages in one transaction. Return how many it has."""
     app = f"zsq-rescue-{_identity(head)}-{part}"
-    with StageWriter(plan.url, topic, app, 0, timeout=plan.timeout) as writer:
+    with StageWriter(topic, app, 0, url=plan.url, timeout=plan.timeout) as writer:
         count = 0
         for block in blocks:
             writer.push(block)
@@ -328,7 +328,7 @@ def _stage(
             return 0
         else:
             sealed = writer.seal()
-        with StageCommitter(plan.url, topic, timeout=plan.timeout, create=False) as committer:
+        with StageCommitter(topic, url=plan.url, timeout=plan.timeout, create=False) as committer:
             return int(committer.commit(app, 0, [sealed])["messages"])
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NotRequired, TypedDict
 
-from .settings import ChannelOptions, RetentionSettings
+from .settings import ChannelOptions, TopicOptions
 
 Rates = Mapping[str, float]
 """The growth per second of each counter that grew, by the counter's name."""
@@ -244,7 +244,7 @@ class RetentionFacts(TypedDict):
     removed_bytes: int
     dropped_count: int
     refused_count: int
-    retention: RetentionSettings
+    settings: TopicOptions
 
 
 class UpkeepFacts(TypedDict):
@@ -428,9 +428,9 @@ class AlarmReceiver(TypedDict):
     """A receiver of alarms, and the state of its deliveries."""
 
     name: str
-    told_count: int
+    sent_count: int
     waiting: int
-    given_up_count: int
+    failed_count: int
     trouble: str
 
 

@@ -5,9 +5,9 @@ restart, at a standby, and for each consumer.
 
 | curve | delay after attempt n |
 |---|---|
-| `exponential` | `first * 2 ** (n - 1)`, at most `most` |
-| `linear` | `first * n`, at most `most` |
-| `constant` | `first`, at most `most` |
+| `exponential` | `first * 2 ** (n - 1)`, at most `maximum` |
+| `linear` | `first * n`, at most `maximum` |
+| `constant` | `first`, at most `maximum` |
 | a list, such as `5s,1m,10m,1h` | the nth delay of the list, and the last one from then on |
 
 Jitter makes a delay shorter, by a random share of up to `jitter` percent. Rejected: jitter that
@@ -69,7 +69,7 @@ def _check(name: str, value: object, low: float, high: float, *, whole: bool = F
 def retry_delay_s(
     curve: str | Sequence[float],
     first: float,
-    most: float,
+    maximum: float,
     jitter: int,
     attempts: int,
     draw: Callable[[], float],
@@ -80,9 +80,9 @@ def retry_delay_s(
     if delays:
         delay_s = delays[min(steps, len(delays) - 1)]
     elif curve == EXPONENTIAL:
-        delay_s = min(most, first * 2.0 ** min(steps, 60))
+        delay_s = min(maximum, first * 2.0 ** min(steps, 60))
     else:
-        delay_s = min(most, first * (steps + 1) if curve == "linear" else first)
+        delay_s = min(maximum, first * (steps + 1) if curve == "linear" else first)
     return delay_s * (1 - jitter / 100 * draw()) if jitter else delay_s
 
 
@@ -94,20 +94,20 @@ class Retries(Record):
       The channel's own `max_attempts` applies too, so the smaller number decides.
     - `curve`: "exponential", "linear", "constant", a text such as "5s,1m,10m,1h", or a list of
       seconds and timedeltas. Of a list, the last delay is repeated.
-    - `first`, `most`: The first and the longest delay of a named curve, in seconds.
+    - `first`, `maximum`: The first and the longest delay of a named curve, in seconds.
     - `jitter`: Each delay is shortened by a random share of up to so many percent.
     """
 
     max_attempts: int = 0
     curve: str | Sequence[float | timedelta] = EXPONENTIAL
     first: float = 1.0
-    most: float = 120.0
+    maximum: float = 120.0
     jitter: int = 0
 
     def __post_init__(self) -> None:
         _check("max_attempts", self.max_attempts, 0, ATTEMPTS_MAX, whole=True)
         _check("first", self.first, 0, DELAY_S_MAX)
-        _check("most", self.most, self.first, DELAY_S_MAX)
+        _check("maximum", self.maximum, self.first, DELAY_S_MAX)
         _check("jitter", self.jitter, 0, JITTER_MAX, whole=True)
         if isinstance(self.curve, str):
             delays_of(self.curve)
@@ -123,7 +123,7 @@ class Retries(Record):
     def delay_s(self, attempts: int, draw: Callable[[], float]) -> float:
         """Return the seconds until the next attempt, after so many attempts have failed."""
         curve: str | Sequence[float] = self.curve  # type: ignore[assignment]
-        return retry_delay_s(curve, self.first, self.most, self.jitter, attempts, draw)
+        return retry_delay_s(curve, self.first, self.maximum, self.jitter, attempts, draw)
 
     def is_over(self, attempts: int) -> bool:
         """Return True if a message that has failed so often is not tried again."""

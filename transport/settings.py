@@ -534,8 +534,8 @@ class Retention(Record):
         return asdict(self)
 
 
-class RetentionSettings(TypedDict, total=False):
-    """The retention of a topic. -1 means no limit, None the broker's default.
+class TopicOptions(TypedDict, total=False):
+    """The settings of a topic. -1 means no limit, None the broker's default.
 
     `keep_*` limits the messages that every channel has finished, and `max_*` unfinished ones. With
     `when_full` "reject", the default, publishes beyond `max_bytes` are refused (E_TOPIC_FULL). With

@@ -49,9 +49,9 @@ PAUSE_S: Final = 1.0
 class OutboxFigures(TypedDict):
     """The statistics of an outbox. `trouble` describes the failure of the last try, or is ""."""
 
-    told_count: int
+    sent_count: int
     waiting: int
-    given_up_count: int
+    failed_count: int
     trouble: str
 
 
@@ -66,8 +66,8 @@ class Outbox:
         self._busy = False
         # The number of events given up since the last success. The next message contains it.
         self.missed = 0
-        self.told_count = 0
-        self.given_up_count = 0
+        self.sent_count = 0
+        self.failed_count = 0
         self.trouble = ""  # why the last try failed, "" if it succeeded
 
     def add(self, events: Iterable[AlarmEvent]) -> None:
@@ -100,7 +100,7 @@ class Outbox:
         self.trouble = trouble
         self._tries += 1
         if not trouble:
-            self.told_count += len(self._out)
+            self.sent_count += len(self._out)
             self.missed = 0
         elif self._tries < TRIES_MAX:
             self._due_ns = now_ns + int(PAUSE_S * 2 ** (self._tries - 1) * NS_PER_S)
@@ -114,16 +114,16 @@ class Outbox:
 
     def _count_lost(self, count: int) -> None:
         self.missed += count
-        self.given_up_count += count
+        self.failed_count += count
 
     def idle(self) -> bool:
         return not self._busy
 
     def statistics(self) -> OutboxFigures:
         return {
-            "told_count": self.told_count,
+            "sent_count": self.sent_count,
             "waiting": len(self._waiting) + len(self._out),
-            "given_up_count": self.given_up_count,
+            "failed_count": self.failed_count,
             "trouble": self.trouble,
         }
 

@@ -32,7 +32,7 @@ from typing import Final
 
 from ...transport.block.block import Block
 from ...transport.client.blocking.producer import Producer
-from ...transport.client.blocking.stage_writer import StageCommitter, StageWriter
+from ...transport.client.blocking.stage_writer import DiskCommitter, StageWriter
 from ...transport.client.core.packing import pack_many
 from ...transport.errors import E_EXISTS, Refused, ZsqError
 from ...transport.wire.codec import UNIQUE_HEADER, UNIQUE_KEY_HEADER, HeaderValue
@@ -73,7 +73,9 @@ class TopicTransactions:
         If a message came in between that holds the key, the topic commits the version without the
         block.
         """
-        with StageWriter(self._url, topic, app, version, timeout=CALL_S, create=False) as writer:
+        with StageWriter(
+            topic, app, version, url=self._url, timeout=CALL_S, create=False
+        ) as writer:
             writer.push(block, has_key=key is not None)
             part = writer.seal()
         if part is None:
@@ -83,8 +85,8 @@ class TopicTransactions:
             committer.commit_here(app, version, [part], unique=key)
         return True
 
-    def _committer(self, topic: str) -> StageCommitter:
-        return StageCommitter(self._url, topic, timeout=CALL_S, create=False)
+    def _committer(self, topic: str) -> DiskCommitter:
+        return DiskCommitter(topic, url=self._url, timeout=CALL_S, create=False)
 
 
 def carry_out(run: Run, transactions: TopicTransactions, now_s: Callable[[], float]) -> Outcome:

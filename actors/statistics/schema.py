@@ -116,7 +116,7 @@ _TOPIC: Final = (
        "the channel that has not finished that message; `\"\"` if no channel holds one", default=""),
     _S("topic", "held_offset", "offset", "storage/storage_actor.py", "its offset; `oldest_message_age_s` says how old it is"),
     _S("topic", "chunks", "files", _RETENTION, "files of the log", metric="zsq_topic_log_chunks", view="chunks", top="files"),
-    _S("topic", "retention", "row", _RETENTION, "bounds of the log", default={}),
+    _S("topic", "settings", "row", _RETENTION, "its settings in effect", default={}),
     _S("topic", "recovery", "row", _RETENTION, "what the last start found in the log, and how long that took", default={}),
     _S("topic", "kept_count", "messages", "storage/storage_actor.py",
        "messages from `start` to `head`, without lost ones and without offsets that a takeover skipped", view="kept"),

@@ -387,8 +387,8 @@ class DelayedMessages:
     def _listed(self, request: int, rows: Any) -> None:
         self._check(rows)
         messages = tuple(
-            {"key": row.key.text(), "due_ns": row.key.due_ns, "size": row.size, "body": row.body,
-             "message_key": row.message_key, "tag": row.message_tag}
+            {"delayed_key": row.key.text(), "due_ns": row.key.due_ns, "size": row.size, "body": row.body,
+             "key": row.message_key, "tag": row.message_tag}
             for row in rows
         )  # fmt: skip
         self._answer(p.Done(request, {"messages": messages}))

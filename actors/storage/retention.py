@@ -47,7 +47,7 @@ from ...storage.retention import (
     plan_local,
 )
 from ...transport.errors import E_TOPIC_FULL, Refused
-from ...transport.settings import NONE, Retention, RetentionSettings
+from ...transport.settings import NONE, Retention, TopicOptions
 from ...transport.wire.protocol import Dropped, Wire
 from ..runtime.port import Envelope
 from ..runtime.pulses import RetentionPulse, UpkeepPulse
@@ -457,7 +457,7 @@ class RetentionRunner:
             "dropped_count": self.dropped_count,
             "refused_count": self.refused_count,
             "topic_full": self.full,
-            "retention": cast("RetentionSettings", self.policy.as_dict()),
+            "settings": cast("TopicOptions", self.policy.as_dict()),
         }
 
 

@@ -399,7 +399,7 @@ class StorageActor:
         self._channels.expires_s = policy.expires_s
         for envelope in self._channels.owners.values():
             self.front.send(envelope, order)
-        return p.Done(order.request, {"retention": self._retention.configure(policy)})
+        return p.Done(order.request, {"settings": self._retention.configure(policy)})
 
     def _set_sync(self, order: p.SetSync) -> p.Done:
         """Change when publishes are confirmed, from now on."""

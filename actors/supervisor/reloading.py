@@ -30,7 +30,7 @@ from typing import Final, NamedTuple, cast
 
 from ...storage.retention import resolve
 from ...transport.errors import E_CLOSING, E_LIMIT, E_TIMEOUT, ZsqError
-from ...transport.settings import RetentionSettings
+from ...transport.settings import TopicOptions
 from ...transport.wire import protocol as p
 from ..runtime.process_table import Child
 from ..runtime.services import is_door, services
@@ -199,7 +199,7 @@ class Reloading:
             ):
                 key = group.topic.spec.key
                 self._to_configure[name] = key, 0
-                retention = cast("RetentionSettings", group.retention().as_dict())
+                retention = cast("TopicOptions", group.retention().as_dict())
                 self._order(
                     group.topic,
                     partial(p.SetRetention, retention=retention),

@@ -283,7 +283,7 @@ class LogMirror:
         self._tags = frozenset(tag.encode() for tag in split_tags(row["settings"]["tags"] or ""))
         begin = self._first_unfinished(row["next_offset"])
         offset = self._target.open(app_of(self._uuid, plan.channel), begin)
-        head = self._reader.head()[1]
+        head = self._reader.bounds()[1]
         if offset > head:
             # Else the next messages would be taken for those that the target has.
             text = (
@@ -312,7 +312,7 @@ class LogMirror:
 
         Only the first run needs it. Consumers of before may have left messages behind the cursor.
         """
-        peek = self._admin.peek(self._name, self._plan.channel, 1000)
+        peek = self._admin.peek(self._name, self._plan.channel, count=1000)
         return min([next_offset, *(message.offset for message in peek.messages)])
 
     def rest(self, error: ZsqError) -> None:
@@ -391,7 +391,7 @@ class LogMirror:
         """
         plan, name = self._plan, self._name
         self._admin.seek(name, plan.channel, offset, forward=True, clamp=True)
-        peek = self._admin.peek(name, plan.channel, 1)
+        peek = self._admin.peek(name, plan.channel, count=1)
         states = {peeked.state for peeked in peek.messages if peeked.offset == offset}
         if "dying" not in states:
             if not states:

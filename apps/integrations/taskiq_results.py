@@ -212,7 +212,7 @@ class ZsqResultBackend(AsyncResultBackend[_T]):
         # A task is acknowledged after its result. So a worker waits for a broker that is away.
         self._producer = aio.Producer(**self._client, timeout=None)
         self._reader = aio.Reader(self.topic, **self._client, patient=True)
-        _, head = await self._reader.head()
+        _, head = await self._reader.bounds()
         self._index.reset(head)
 
     async def shutdown(self) -> None:

@@ -310,8 +310,9 @@ class TaskBlocks:
         options, span = self._options, self._span
         bodies = "value" in options.columns
         with RangeReader(
-            options.url, span.topic, self._at, span.stop, bodies=bodies,
-            timeout=options.timeout_s, fail_on_data_loss=options.fail_on_data_loss, uuid=span.uuid, key_file=options.keys,
+            span.topic, self._at, span.stop, url=options.url, bodies=bodies,
+            timeout=options.timeout_s, on_data_loss="fail" if options.fail_on_data_loss else "ignore",
+            uuid=span.uuid, key_file=options.keys,
             transport=options.transport,
         ) as blocks:  # fmt: skip
             yield from blocks

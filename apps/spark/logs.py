@@ -199,7 +199,7 @@ class TopicLogs:
             # extent differ.
             for _ in range(TRIES):
                 uuid = reader.uuid()
-                start, head = reader.head()
+                start, head = reader.bounds()
                 if reader.uuid() == uuid:
                     return Extent(start, head, uuid)
             raise Refused(
@@ -226,7 +226,7 @@ class TopicLogs:
     def measure(
         self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1
     ) -> Measured:
-        return self._reader(topic).measure(start, stop, bytes_max)
+        return self._reader(topic).measure(start, stop, bytes_max=bytes_max)
 
     def archive(self, topic: str) -> Archive | None:
         return self._reader(topic).archive()

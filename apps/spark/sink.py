@@ -126,7 +126,7 @@ def stage_rows(
 
     def begin(name: str) -> StageWriter:
         return StageWriter(
-            options.url, name, transaction.app, transaction.version,
+            name, transaction.app, transaction.version, url=options.url,
             kind=transaction.kind, partition=partition, timeout=options.timeout_s, key_file=options.keys,
             transport=options.transport,
         )  # fmt: skip
@@ -233,11 +233,11 @@ class _Commits:
 
     def _check(self, stages: list[StagePart], committer: StageCommitter) -> None:
         app, version, kind = self._transaction
-        committer.check(app, version, stages, kind)
+        committer.check(app, version, stages, kind=kind)
 
     def _commit(self, stages: list[StagePart], committer: StageCommitter) -> Committed:
         app, version, kind = self._transaction
-        return committer.commit(app, version, stages, kind)
+        return committer.commit(app, version, stages, kind=kind)
 
     def _ask(self, log: str, request: Callable[[StageCommitter], T]) -> T:
         options = self._options
@@ -246,8 +246,8 @@ class _Commits:
             left = max(0.1, deadline - time.monotonic())
             try:
                 with StageCommitter(
-                    options.url,
                     log,
+                    url=options.url,
                     timeout=min(left, ATTEMPT_S),
                     create=False,
                     key_file=options.keys,
@@ -317,8 +317,8 @@ def _abort(
     options: SinkOptions, topic: str, app: str, version: int, stages: Sequence[bytes]
 ) -> None:
     with StageCommitter(
-        options.url,
         topic,
+        url=options.url,
         timeout=min(ABORT_TIMEOUT_S, options.timeout_s),
         create=False,
         key_file=options.keys,

@@ -110,7 +110,7 @@ def messages_of(topic: str, broker: ReadableBroker | str | None = None) -> list[
     messages: list[StoredMessage] = []
     with _reader_of(topic, broker) as reader:
         try:
-            offset, head = reader.head()
+            offset, head = reader.bounds()
             while offset < head:
                 read = reader.read(offset, READ_BYTES)
                 if read.next_offset <= offset:

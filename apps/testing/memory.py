@@ -289,8 +289,8 @@ class MemoryTopic:
             None if column is None else column.value(0) for column in (block.tag, block.key)
         )
         return {
-            "key": key.text(), "due_ns": key.due_ns, "size": len(body),
-            "body": body[: options.DELAYED_LIST_BODY_BYTES], "tag": tag, "message_key": message_key,
+            "delayed_key": key.text(), "due_ns": key.due_ns, "size": len(body),
+            "body": body[: options.DELAYED_LIST_BODY_BYTES], "key": message_key, "tag": tag,
         }  # fmt: skip
 
     def delayed_count(self) -> dict[str, Any]:

@@ -538,11 +538,11 @@ class MemoryBroker(BrokerForTests):
     def _create_topic(self, request: r.CreateTopicRequest) -> dict[str, Any]:
         if request.parts is not None:
             _unsupported("parts")
-        checked(request.topic, request.sync, request.retention, ServeOptions(data_dir=Path()))
+        checked(request.topic, request.sync, request.settings, ServeOptions(data_dir=Path()))
         existed = request.topic in self._topics
         topic = self._topic(request.topic, create=True)
         if not existed:
-            given = {name: value for name, value in request.retention.items() if value is not None}
+            given = {name: value for name, value in request.settings.items() if value is not None}
             retention = resolve(given)
             topic.ids.window_s = retention.dedupe_window_s
             topic.expires_s = retention.expires_s

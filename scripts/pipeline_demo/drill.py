@@ -83,7 +83,9 @@ class Drill:
             f"{how}; broker in {again.data_dir}, pid {again.process.pid}, "
             f"{self.loss.ready_s:.1f} s after the kill"
         )
-        self._waiting = frozenset(row["key"] for row in self._admin.delayed_list(work.REMINDERS))
+        self._waiting = frozenset(
+            row["delayed_key"] for row in self._admin.delayed_list(work.REMINDERS)
+        )
         self._kept_sync = all(topic["sync"] == SYNC for topic in self._admin.stats()["topics"])
         return again
 

@@ -143,7 +143,7 @@ class Reminders(threading.Thread):
         with Producer(self._url, timeout=CALL_S) as producer:
             for index, body in enumerate(self._bodies):
                 delay = FIRST_DELAY_S + index * MORE_DELAY_S
-                key = producer.publish(work.REMINDERS, body, delay=delay).key
+                key = producer.publish(work.REMINDERS, body, delay=delay).delayed_key
                 assert key is not None
                 self.keys.add(key)
                 self.due_ns[body] = due_ns_of(key)

@@ -171,6 +171,6 @@ def test_pushes_of_a_stage_go_to_a_port_only(port: object) -> None:
         return None
 
     with HostileBroker("tcp://127.0.0.1:*", answer) as hostile:
-        writer = StageWriter(hostile.url, TOPIC, "app", 1, timeout=1)
+        writer = StageWriter(TOPIC, "app", 1, url=hostile.url, timeout=1)
         with writer, pytest.raises(zsq.ZsqError, match="for pushes"):
             writer.push(pack([b"x"]))

@@ -166,7 +166,7 @@ def test_refused_orders_of_64_kib_leave_short_lines(broker: Broker) -> None:
             for row in map(json.loads, found)
             if row["action"] == "configure"
         } == {True}
-        assert len(admin.audit(400)) == 400
+        assert len(admin.audit(count=400)) == 400
     (of_supervisor,) = watched.close().values()
     print(f"supervisor {of_supervisor / MIB:.1f} MiB")
     assert of_supervisor < 60 * MIB

@@ -180,7 +180,7 @@ def end(who: As, topic: str) -> int:
     """Return how many messages were ever in the topic, or 0 if it does not exist."""
     try:
         with zsq.Reader(topic, url=who.broker.ipc) as reader:
-            return reader.head()[1]
+            return reader.bounds()[1]
     except zsq.NotFound:
         return 0
 
@@ -237,7 +237,7 @@ def test_a_redrive_is_in_the_audit_log_with_its_target(owner: As) -> None:
         wait_for(lambda: end(owner, "noted") == 3, 20, "the second letter")
         lines = [
             line
-            for line in admin.audit(200)
+            for line in admin.audit(count=200)
             if line["action"] == "redrive" and line["topic"] == "noted.c.dead"
         ]
     told = [
@@ -375,7 +375,9 @@ def test_the_owner_of_dead_letters_is_known_after_a_restart(tmp_path: Path) -> N
 
 
 def staged(who: As, app: str, version: int, *bodies: bytes, topic: str = "rows") -> StagePart:
-    with StageWriter(who.broker.tcp, topic, app, version, timeout=20, key_file=who.keys) as writer:
+    with StageWriter(
+        topic, app, version, url=who.broker.tcp, timeout=20, key_file=who.keys
+    ) as writer:
         writer.push(pack(bodies))
         part = writer.seal()
     assert part is not None
@@ -383,7 +385,7 @@ def staged(who: As, app: str, version: int, *bodies: bytes, topic: str = "rows")
 
 
 def commit(who: As, app: str, version: int, parts: list[StagePart]) -> Committed:
-    with StageCommitter(who.broker.tcp, "rows", timeout=20, key_file=who.keys) as committer:
+    with StageCommitter("rows", url=who.broker.tcp, timeout=20, key_file=who.keys) as committer:
         return committer.commit(app, version, parts)
 
 
@@ -400,7 +402,7 @@ def test_the_transactions_of_an_app_belong_to_the_user_who_committed_first(
     assert (found["repeated"], found["messages"]) == (False, 1)
     with (
         pytest.raises(zsq.Refused, match="E_FORBIDDEN"),
-        StageCommitter(broker.tcp, "rows", key_file=rival.keys) as committer,
+        StageCommitter("rows", url=broker.tcp, key_file=rival.keys) as committer,
     ):
         committer.abort("nightly-etl", 2)
 
@@ -417,7 +419,7 @@ def test_stages_of_another_user_are_neither_committed_nor_dropped(
         zsq.Refused, match=rf"E_FORBIDDEN stage {part[0].hex()} belongs to user 'etl'"
     ):
         commit(rival, "fresh", 1, [part])
-    with StageCommitter(broker.tcp, "rows", timeout=20, key_file=rival.keys) as committer:
+    with StageCommitter("rows", url=broker.tcp, timeout=20, key_file=rival.keys) as committer:
         with pytest.raises(
             zsq.Refused, match=rf"E_FORBIDDEN stage {part[0].hex()} belongs to user 'etl'"
         ):
@@ -467,7 +469,9 @@ def test_staged_rows_count_for_the_bound_of_their_topic(
     etl = As(broker, keyring, "etl")
     with owner.admin() as admin:
         admin.create_topic("rows.bound", max_bytes=8 * MIB, when_full="reject")
-    with StageWriter(broker.tcp, "rows.bound", "app", 1, timeout=2, key_file=etl.keys) as writer:
+    with StageWriter(
+        "rows.bound", "app", 1, url=broker.tcp, timeout=2, key_file=etl.keys
+    ) as writer:
         for _ in range(64):
             writer.push(pack([bytes(MIB // 4)]))
         with pytest.raises(zsq.Refused, match=r"E_TOPIC_FULL .*are staged"):
@@ -476,7 +480,7 @@ def test_staged_rows_count_for_the_bound_of_their_topic(
             wait_for(lambda: stats(admin, "rows.bound")["staged_bytes"] > 7 * MIB)
             assert stats(admin, "rows.bound")["staged_bytes"] <= 8 * MIB
     part = staged(etl, "app", 2, b"small", topic="rows.bound")
-    with StageCommitter(broker.tcp, "rows.bound", timeout=20, key_file=etl.keys) as committer:
+    with StageCommitter("rows.bound", url=broker.tcp, timeout=20, key_file=etl.keys) as committer:
         assert committer.commit("app", 2, [part])["messages"] == 1
 
 
@@ -567,7 +571,7 @@ def until_refused(order: Callable[[int], object]) -> tuple[int, zsq.Refused]:
 
 def end_of(broker: Broker, topic: str) -> int:
     with zsq.Reader(topic, url=broker.ipc, patient=True) as reader:
-        return reader.head()[1]
+        return reader.bounds()[1]
 
 
 def test_delayed_messages_stop_at_the_bound_of_their_topic(owner: As) -> None:
@@ -674,7 +678,15 @@ def test_a_storm_of_seeks_leaves_the_others_served(owner: As) -> None:
         with owner.admin() as admin:
             while not over.is_set():  # the next orders are sent before these are answered
                 moves = [
-                    next(seek("stormy", "moved", "earliest" if one % 2 else "latest", False, False))
+                    next(
+                        seek(
+                            "stormy",
+                            "moved",
+                            "earliest" if one % 2 else "latest",
+                            forward=False,
+                            clamp=False,
+                        )
+                    )
                     for one in range(500)
                 ]
                 for request in [admin._send(move) for move in moves]:

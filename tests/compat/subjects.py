@@ -73,7 +73,7 @@ def finish_all(consumer: zsq.Consumer, count: int) -> list[bytes]:
 def bodies_of(broker: Broker, topic: str) -> list[bytes]:
     with zsq.Reader(topic, url=broker.ipc) as reader:
         found: list[bytes] = []
-        offset, end = reader.head()
+        offset, end = reader.bounds()
         while offset < end:
             fetched = reader.read(offset)
             found += [
@@ -148,7 +148,7 @@ def check_log(broker: Broker, facts: Facts) -> None:
     every = _log_bodies()
     assert digest_of(bodies_of(broker, "log")[:MESSAGES]) == digest_of(every)
     with zsq.Reader("log", url=broker.ipc) as reader:
-        assert reader.head() == (0, MESSAGES + 2)
+        assert reader.bounds() == (0, MESSAGES + 2)
         stored = [reader.message(offset) for offset in (0, 1, MESSAGES)]
     assert [(one.key, one.tag) for one in stored] == [(b"k0", "even"), (b"k1", None), (None, None)]
     assert stored[-1].headers == {"trace": b"\x00\xff", "n": 7}
@@ -312,7 +312,7 @@ def make_dead(broker: Broker) -> Facts:
 
 def _letters(broker: Broker) -> list[list[str]]:
     with zsq.Reader("dead.work.dead", url=broker.ipc) as reader:
-        letters = [reader.message(offset) for offset in range(*reader.head())]
+        letters = [reader.message(offset) for offset in range(*reader.bounds())]
     return [[one.body.decode(), repr(sorted(one.headers.items()))] for one in letters]
 
 
@@ -351,11 +351,11 @@ def make_delayed(broker: Broker) -> Facts:
             producer.publish("delayed", b"later %d" % number, key="k", delay=FAR_S + number)
             for number in range(20)
         ]
-        cancelled = receipts[7].key
+        cancelled = receipts[7].delayed_key
         assert cancelled is not None
         assert admin.delayed_cancel("delayed", [cancelled]) == [True]
         return [
-            [one["key"], one["body"].decode(), one["due_ns"]]
+            [one["delayed_key"], one["body"].decode(), one["due_ns"]]
             for one in admin.delayed_list("delayed")
         ]
 
@@ -363,7 +363,7 @@ def make_delayed(broker: Broker) -> Facts:
 def check_delayed(broker: Broker, facts: Facts) -> None:
     with zsq.Admin(broker.ipc) as admin:
         rows = [
-            [one["key"], one["body"].decode(), one["due_ns"]]
+            [one["delayed_key"], one["body"].decode(), one["due_ns"]]
             for one in admin.delayed_list("delayed")
         ]
         assert rows == facts
@@ -449,7 +449,7 @@ def make_expiring(broker: Broker) -> Facts:
 
 
 def check_expiring(broker: Broker, facts: Facts) -> None:
-    assert topic_row(broker, "expiring")["retention"]["expires_s"] == 300 * DAY_S
+    assert topic_row(broker, "expiring")["settings"]["expires_s"] == 300 * DAY_S
     with zsq.Consumer("expiring", "work", url=broker.ipc) as consumer:
         assert finish_all(consumer, 2) == [b"long", b"as the topic says"]
     wait_for(lambda: channel_row(broker, "expiring", "work")["expired_count"] == 1)
@@ -499,10 +499,10 @@ def make_staged(broker: Broker) -> Facts:
     _make("staged")(broker)
     parts = []
     for version in (1, 2):
-        with StageWriter(broker.ipc, "staged", "app", version) as writer:
+        with StageWriter("staged", "app", version, url=broker.ipc) as writer:
             writer.write([b"%d-%d" % (version, number) for number in range(100)])
             parts.append(writer.seal())
-    with StageCommitter(broker.ipc, "staged") as committer:
+    with StageCommitter("staged", url=broker.ipc) as committer:
         committer.commit("app", 1, parts[:1])
     stage, *numbers = parts[1] or (b"",)
     return [stage.hex(), *numbers]
@@ -511,7 +511,7 @@ def make_staged(broker: Broker) -> Facts:
 def check_staged(broker: Broker, facts: Facts) -> None:
     stage, blocks, messages, size, checksum = facts
     part = (bytes.fromhex(stage), blocks, messages, size, checksum)
-    with StageCommitter(broker.ipc, "staged") as committer:
+    with StageCommitter("staged", url=broker.ipc) as committer:
         assert committer.version_of("app") == 1
         assert committer.commit("app", 1, [])["repeated"]
         assert committer.commit("app", 2, [part])["first_offset"] == 100
@@ -521,11 +521,11 @@ def check_staged(broker: Broker, facts: Facts) -> None:
 
 def make_adopted(broker: Broker) -> Facts:
     _make("adopted")(broker)
-    with StageWriter(broker.ipc, "adopted", "app", 1) as writer:
+    with StageWriter("adopted", "app", 1, url=broker.ipc) as writer:
         for letter in b"abcde":
             writer.write([bytes([letter]) * MIB])
         part = writer.seal()
-    with StageCommitter(broker.ipc, "adopted") as committer:
+    with StageCommitter("adopted", url=broker.ipc) as committer:
         committer.commit("app", 1, [part])
     with zsq.Admin(broker.ipc) as admin:
         return [chunk["state"] for chunk in admin.chunks("adopted")["chunks"]]
@@ -558,7 +558,7 @@ def make_quiet(broker: Broker) -> Facts:
 
 def check_quiet(broker: Broker, facts: Facts) -> None:
     row = topic_row(broker, "quiet")
-    assert (row["retention"]["keep_time_s"], row["retention"]["max_bytes"]) == (3_600.0, 16 * MIB)
+    assert (row["settings"]["keep_time_s"], row["settings"]["max_bytes"]) == (3_600.0, 16 * MIB)
     assert row["sync"] == "interval"
     assert channel_row(broker, "quiet", "paused")["paused"]
     assert channel_row(broker, "quiet", "paused")["depth"] == 3
@@ -592,7 +592,7 @@ def check_reborn(broker: Broker, facts: Facts) -> None:
         assert admin.ended("ended") == 7
         assert producer.publish("ended", b"first").offset == 7
     with zsq.Reader("reborn", url=broker.ipc) as reader:
-        assert reader.head() == (7, 8)
+        assert reader.bounds() == (7, 8)
         assert reader.message(7).body == b"first"
 
 

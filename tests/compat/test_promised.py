@@ -24,7 +24,7 @@ def test_what_was_added_is_promised_too() -> None:
 FUNCTION = {
     "topic": "positional or keyword, required",
     "body": "positional or keyword, required",
-    "key": "keyword-only, optional",
+    "key": "keyword-only, optional, None",
 }
 
 
@@ -37,12 +37,17 @@ FUNCTION = {
         ({**FUNCTION, "tag": "keyword-only, required"}, ["f / tag is new and required"]),
         (
             {**FUNCTION, "key": "keyword-only, required"},
-            ["f / key: was 'keyword-only, optional', is 'keyword-only, required'"],
+            ["f / key: was 'keyword-only, optional, None', is 'keyword-only, required'"],
         ),
         ({name: FUNCTION[name] for name in ("topic", "body")}, ["f / key is gone"]),
         (
             {name: FUNCTION[name] for name in ("body", "topic", "key")},
             ["f: the order of topic, body has changed"],
+        ),
+        ({**FUNCTION, "body": "positional or keyword, optional, None"}, []),
+        (
+            {**FUNCTION, "key": "keyword-only, optional, b''"},
+            ["f / key: was 'keyword-only, optional, None', is \"keyword-only, optional, b''\""],
         ),
         ("attribute", [f"f: was {FUNCTION!r}, is 'attribute'"]),
     ],

@@ -155,7 +155,7 @@ def test_retention_is_changed_and_a_wrong_value_is_refused(
     dialog.locator("[name=keep_bytes]").fill("none")
     window.agree("Save")
     window.sees("7 d")
-    retention = admin.stats("kept")["topics"][0]["retention"]
+    retention = admin.stats("kept")["topics"][0]["settings"]
     assert (retention["keep_time_s"], retention["keep_bytes"]) == (7 * 86400, -1)
 
 
@@ -438,7 +438,7 @@ def test_chosen_messages_of_a_channel_are_skipped(
     window.agree("Skip")
     window.sees("poison/other has skipped 1 message.")
     assert admin.unfinished("poison", "other") == 4
-    audit = [one for one in admin.audit(10, "poison") if one["action"] == "skip"]
+    audit = [one for one in admin.audit(count=10, topic="poison") if one["action"] == "skip"]
     assert [one["channel"] for one in audit] == ["other", "c", "c"]
 
 

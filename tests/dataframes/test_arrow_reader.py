@@ -50,7 +50,7 @@ def test_without_value_the_broker_sends_no_bodies(topic: Topic) -> None:
     with reader_of(topic) as reader:
         bare = reader.arrow(columns=others).read_all()
         assert bare.equals(reader.arrow().read_all().select(others))
-    with RangeReader(topic.url, topic.name, 0, ROWS, bodies=False) as blocks:
+    with RangeReader(topic.name, 0, ROWS, url=topic.url, bodies=False) as blocks:
         found = list(blocks)
     assert sum(block.count for block in found) == ROWS
     assert not any(len(block.body.data) for block in found)
@@ -144,7 +144,7 @@ def test_lost_offsets_raise_or_are_left_out_with_a_warning(
         with pytest.raises(zsq.DataLoss, match="offsets 2 to 4"):
             reader.arrow(0, 5).read_all()
         logging.getLogger("zsq").propagate = True
-        assert reader.arrow(0, 5, fail_on_data_loss=False).read_all().num_rows == 2
+        assert reader.arrow(0, 5, on_data_loss="warn").read_all().num_rows == 2
     assert "3 messages of topic" in caplog.text
 
 

@@ -49,8 +49,8 @@ class World:
     def reader(self, topic: str, **more: Any) -> FakeReader:
         return FakeReader(self, topic)
 
-    def range(self, url: str, topic: str, start: int, stop: int, **more: Any) -> FakeRange:
-        return FakeRange(self, start, stop, more["fail_on_data_loss"])
+    def range(self, topic: str, start: int, stop: int, **more: Any) -> FakeRange:
+        return FakeRange(self, start, stop, more["on_data_loss"] == "fail")
 
 
 class FakeReader:
@@ -67,7 +67,7 @@ class FakeReader:
     def uuid(self) -> str:
         return self._world.uuid
 
-    def head(self) -> tuple[int, int]:
+    def bounds(self) -> tuple[int, int]:
         if self._world.parts is not None and "#" not in self._topic:
             raise self._world.parts
         return self._world.oldest, self._world.head

@@ -224,7 +224,7 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("parts.md", "mkdir -p bucket/one bucket/two"): "tests/process/test_cluster_cli.py",
     ("parts.md", "zsq serve --data-dir two"): "tests/process/test_cluster_cli.py",
     ("parts.md", "export ZSQ_URL="): "tests/process/test_cluster_cli.py",
-    ("cluster.md", "zsq topic move clicks#1"): "tests/process/test_cluster_cli.py",
+    ("cluster.md", "zsq topic move-part clicks#1"): "tests/process/test_cluster_cli.py",
     ("parts.md", "zsq topic close clicks#3"): "tests/process/test_remove_part.py",
     ("cluster.md", "zsq broker drain 1"): "tests/process/test_drain.py",
     ("recovery.md", "zsq broker drain 1"): "tests/process/test_drain.py",

@@ -428,13 +428,13 @@ after()
 
 OTHERS: Final = {
     "`Admin`": ("zsq.Admin({url!r})", "client.ping()"),
-    "`Reader`": ('zsq.Reader("work", url={url!r})', "client.head()"),
+    "`Reader`": ('zsq.Reader("work", url={url!r})', "client.bounds()"),
     "`StageWriter`": (
-        'zsq.StageWriter({url!r}, "staged", "app", {number})',
+        'zsq.StageWriter("staged", "app", {number}, url={url!r})',
         'client.push(pack([b"staged"]))',
     ),
     "`aio.Admin`": ("zsq.aio.Admin({url!r})", "client.ping()"),
-    "`aio.Reader`": ('zsq.aio.Reader("work", url={url!r})', "client.head()"),
+    "`aio.Reader`": ('zsq.aio.Reader("work", url={url!r})', "client.bounds()"),
 }
 
 

@@ -181,7 +181,7 @@ def configure(scene: Scene) -> None:
 
 
 def close_and_open(scene: Scene) -> None:
-    scene.admin.close_topic("t", "consumers")
+    scene.admin.close_topic("t", to="consumers")
     for name in (*PRODUCERS, *CONSUMERS[:1]):
         wait_for(partial(scene.programs[name].lines, "error"), WAIT_S, f"{name} is refused")
     scene.admin.open_topic("t")
@@ -238,7 +238,7 @@ def check_stored_once(scene: Scene) -> None:
     ]
     found: Counter[bytes | None] = Counter()
     with zsq.Reader("t", url=scene.broker.tcp) as reader:
-        offset, head = reader.head()
+        offset, head = reader.bounds()
         while offset < head:
             fetched = reader.read(offset)
             for block in fetched.blocks:

@@ -123,7 +123,7 @@ def bodies(url: str, topic: str) -> Counter[str]:
     """Return how often each body is in a topic."""
     found: Counter[str] = Counter()
     with zsq.Reader(topic, url=url) as reader:
-        offset, head = reader.head()
+        offset, head = reader.bounds()
         while offset < head:
             fetched = reader.read(offset)
             for block in fetched.blocks:

@@ -45,7 +45,7 @@ def paths(url: str, topic: str) -> list[str]:
     """Return the bodies in a topic, sorted."""
     found: list[str] = []
     with contextlib.suppress(zsq.NotFound), zsq.Reader(topic, url=url) as reader:
-        offset, head = reader.head()
+        offset, head = reader.bounds()
         while offset < head:
             fetched = reader.read(offset)
             for block in fetched.blocks:

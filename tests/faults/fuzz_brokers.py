@@ -162,7 +162,7 @@ ACTIONS: Final = sorted({*(row.name.partition(" ")[0] for row in REQUESTS), "non
 _DO: Final = sorted({row.name.partition(" ")[2] for row in REQUESTS if " " in row.name})
 _NAMES: Final = (
     "addresses", "after", "body", "broker", "brokers", "channel", "clamp", "consumer", "count", "cron", "figure", "force", "forward",
-    "headers", "key", "keys", "limit", "missed", "name", "offset", "offsets", "origin", "parts", "points", "retention", "seconds",
+    "headers", "key", "keys", "limit", "missed", "name", "offset", "offsets", "origin", "parts", "points", "seconds",
     "seen", "since", "span", "sync", "tag", "time_ns", "timezone", "to", "to_channel", "user",
 )  # fmt: skip
 _VALUES: Final[tuple[Any, ...]] = (
@@ -293,7 +293,7 @@ def _answer(order: p.Order[Any]) -> p.Wire:
     return (
         p.ChannelConfigured(order.request, {})
         if isinstance(order, p.ConfigureChannel)
-        else p.Done(order.request, {"retention": {}})
+        else p.Done(order.request, {"settings": {}})
     )
 
 

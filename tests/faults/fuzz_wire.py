@@ -53,7 +53,7 @@ _NAMED: Final[dict[str, Any]] = {  # by field name: values that the field has in
     "stage": bytes(range(16)), "app": "query", "kind": "app", "action": "pause", "code": "E_LIMIT", "text": "too many", "version": 1,
     "heartbeat_ms": 30_000, "ready": 100, "request": 7, "label": "me", "row": {"next": 5, "paused": False, "counters": {"a": 1}},
     "settings": {"tags": "a||b", "ordered": True, "max_attempts": 3, "start": "earliest"},
-    "options": {"offset": 5, "sync": "always", "retention": {"max_age_s": 5.0}, "do": "list", "limit": 10, "to": "publishers"},
+    "options": {"offset": 5, "sync": "always", "max_age_s": 5.0, "do": "list", "limit": 10, "to": "publishers"},
     "data": {"uuid": "00" * 16, "head": 5, "rows": ((5, 1, 1, 10**18),), "producers": {7: (3, ((2, 100),))}},
 }  # fmt: skip
 _DEFAULTS: Final[dict[type, Any]] = {

@@ -125,7 +125,7 @@ def test_a_process_of_the_pool_sends_what_lingers_when_it_ends(
     worker.terminate()
     assert worker.wait(60) == 0
     with zsq.Reader("published", url=broker.tcp) as reader:
-        assert reader.head() == (0, 10)
+        assert reader.bounds() == (0, 10)
 
 
 def test_a_task_that_ended_just_before_the_broker_was_killed_does_not_run_again(

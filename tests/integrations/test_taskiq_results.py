@@ -225,7 +225,7 @@ def test_a_result_expires(broker: Broker, topic: str, monkeypatch: pytest.Monkey
 
     asyncio.run(main())
     with zsq.Admin(broker.tcp) as admin:
-        kept = admin.stats(topic)["topics"][0]["retention"]
+        kept = admin.stats(topic)["topics"][0]["settings"]
     assert (kept["max_age_s"], kept["keep_time_s"], kept["when_full"]) == (60, 60, "drop-oldest")
 
 

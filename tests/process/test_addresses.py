@@ -61,7 +61,7 @@ def die(url: str, key_file: Path | None = None, topic: str = "t") -> None:
                 assert message is not None
                 message.reject("why")
         with zsq.Reader("dead", url=url, key_file=key_file) as reader:
-            wait_for(lambda: reader.head()[1] >= 3, 20, "three dead letters")
+            wait_for(lambda: reader.bounds()[1] >= 3, 20, "three dead letters")
 
 
 def bodies(url: str, topic: str, channel: str) -> list[bytes]:
@@ -156,7 +156,7 @@ def test_only_an_admin_of_the_topic_addresses_messages(guarded: tuple[Broker, Ke
     with zsq.Producer(broker.tcp, key_file=ring.file("owner")) as producer:
         producer.publish("t", b"addressed", headers=ADDRESS)
     with zsq.Reader("t", url=broker.tcp, key_file=ring.file("boss")) as reader:
-        found = [reader.message(offset) for offset in range(3, reader.head()[1])]
+        found = [reader.message(offset) for offset in range(3, reader.bounds()[1])]
     assert [one.body for one in found] == [b"0", b"1", b"2", b"last", b"addressed"]
     assert [one.only_channel for one in found] == [*[None] * 4, "work"]
     for user, code in (("publisher", 403), ("owner", 200)):

@@ -116,7 +116,7 @@ def test_webhook_and_command_get_each_alarm_raised_and_cleared(
         assert found["topics"][0]["health"] == "OK"
         assert [event["event"] for event in found["recent_alarms"]] == ["raised", "cleared"]
         wait_for(
-            lambda: all(row["told_count"] == 2 for row in stats(broker)["alarm_receivers"]),
+            lambda: all(row["sent_count"] == 2 for row in stats(broker)["alarm_receivers"]),
             30,
             "both are told",
         )

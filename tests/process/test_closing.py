@@ -212,13 +212,13 @@ def test_asyncio_clients_see_a_topic_closed_and_opened(broker: Broker) -> None:
 
 
 def staged(url: str, version: int, topic: str = "t") -> StagePart | None:
-    with StageWriter(url, topic, "app", version) as writer:
+    with StageWriter(topic, "app", version, url=url) as writer:
         writer.push(pack([b"x"]))
         return writer.seal()
 
 
 def test_a_closed_topic_refuses_new_commits_and_answers_repeated_ones(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc) as admin, StageCommitter(broker.ipc, "t") as committer:
+    with zsq.Admin(broker.ipc) as admin, StageCommitter("t", url=broker.ipc) as committer:
         first, second = staged(broker.ipc, 1), staged(broker.tcp, 2)
         done = committer.commit("app", 1, [first])
         admin.close_topic("t")

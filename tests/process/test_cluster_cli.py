@@ -81,7 +81,7 @@ def test_an_id_names_its_message_also_after_the_part_has_moved(cluster: Cluster)
         for topic in ("ids", "ids#1"):
             assert zsq(cluster, "message", topic, second) == "second\n"
         assert zsq(cluster, "tail", "ids#1", "--no-follow", "--from", second) == "second\n"
-        zsq(cluster, "topic", "move", "ids#1", "1")
+        zsq(cluster, "topic", "move-part", "ids#1", "1")
     assert "is in part ids#1" in zsq(cluster, "message", "ids#0", second, code=1)
     assert "E_NOT_FOUND" in zsq(cluster, "message", "ids", "02" + "0" * 14, code=1)
 
@@ -115,10 +115,10 @@ def test_parts_are_added_closed_opened_and_deleted_with_their_topic(cluster: Clu
     zsq(cluster, "topic", "add-parts", "t", "1", "--brokers", "1")
     assert [row["broker"] for row in parts_of(cluster, "t")] == [0, 0, 1, 1, 1]
     zsq(cluster, "pub", "t#0", "moved")
-    assert "part t#0 is at broker 1 now" in zsq(cluster, "topic", "move", "t#0", "1")
+    assert "part t#0 is at broker 1 now" in zsq(cluster, "topic", "move-part", "t#0", "1")
     row = parts_of(cluster, "t")[0]
     assert (row["broker"], row["messages"]) == (1, 1)
-    zsq(cluster, "topic", "move", "t#0", "1")
+    zsq(cluster, "topic", "move-part", "t#0", "1")
     zsq(cluster, "topic", "close", "t#0")
     assert "closed" in parts_of(cluster, "t")[0]["state"]
     before = parts_of(cluster, "t")[0]["messages"]
@@ -152,8 +152,8 @@ def test_errors_say_what_to_do(cluster: Cluster) -> None:
         cluster, "topic", "create", "e", "--parts", "2", "--brokers", "9", code=2
     )
     assert "E_NOT_FOUND" in zsq(cluster, "topic", "add-parts", "missing", "2", code=1)
-    assert "has no part 'errors#9'" in zsq(cluster, "topic", "move", "errors#9", "1", code=2)
-    assert "brokers 0 to 1, not 7" in zsq(cluster, "topic", "move", "errors#0", "7", code=2)
+    assert "has no part 'errors#9'" in zsq(cluster, "topic", "move-part", "errors#9", "1", code=2)
+    assert "brokers 0 to 1, not 7" in zsq(cluster, "topic", "move-part", "errors#0", "7", code=2)
     assert "numbers" in zsq(cluster, "topic", "add-parts", "errors", "2", "--brokers", "x", code=2)
     assert "does not exist" in zsq(cluster, "sub", "missing", "c", "-n", "1", code=1)
 

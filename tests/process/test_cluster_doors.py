@@ -139,7 +139,7 @@ def test_parts_survive_that_all_brokers_are_killed(tmp_path: Path) -> None:
             broker.start(60)
         with zsq.Admin(made.url) as admin:
             after = rows(admin, "t")
-        for name in ("topic_name", "uuid", "head", "retention", "sync"):
+        for name in ("topic_name", "uuid", "head", "settings", "sync"):
             assert [row[name] for row in after] == [row[name] for row in before], name
         assert sum(row["head"] for row in after) == 40
 

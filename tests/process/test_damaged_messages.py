@@ -109,16 +109,19 @@ def test_an_asyncio_reader_warns_or_fails_too(
 
 
 def test_a_range_and_arrow_fail_or_count(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
-    with RangeReader(broker.ipc, "t", 0, HEAD) as blocks, pytest.raises(zsq.DataLoss, match=WHY):
+    with (
+        RangeReader("t", 0, HEAD, url=broker.ipc) as blocks,
+        pytest.raises(zsq.DataLoss, match=WHY),
+    ):
         list(blocks)
-    with RangeReader(broker.ipc, "t", 0, HEAD, fail_on_data_loss=False) as blocks:
+    with RangeReader("t", 0, HEAD, url=broker.ipc, on_data_loss="warn") as blocks:
         assert sum(block.count for block in blocks) == len(LEFT)
         assert blocks.gaps == [(FIRST, STOP - FIRST)]
     with zsq.Reader("t", url=broker.ipc) as reader:
         with pytest.raises(zsq.DataLoss, match=WHY):
             reader.arrow().read_all()
         with caplog.at_level(logging.WARNING, "zsq"):
-            table = reader.arrow(fail_on_data_loss=False).read_all()
+            table = reader.arrow(on_data_loss="warn").read_all()
     assert table["offset"].to_pylist() == LEFT
     assert f"[({FIRST}, {STOP - FIRST})]" in caplog.text
 

@@ -33,7 +33,7 @@ def dead(broker: Broker, count: int) -> None:
 def read(broker: Broker, topic: str = "t.c.dead") -> list[tuple[bytes, dict[str, Any]]]:
     """Return all messages of the dead-letter topic."""
     with zsq.Reader(topic, url=broker.ipc) as reader:
-        start, head = reader.head()
+        start, head = reader.bounds()
         found = [reader.message(offset) for offset in range(start, head)]
         return [(message.body, message.headers) for message in found]
 
@@ -251,7 +251,7 @@ def test_ten_thousand_rejected_messages_all_become_dead_letters(own_broker: Brok
             left -= len(batch)
         dead(own_broker, 10_000)
     with zsq.Reader("t.c.dead", url=own_broker.ipc) as reader:
-        assert reader.head() == (0, 10_000)
+        assert reader.bounds() == (0, 10_000)
 
 
 def test_the_brokers_backoff_doubles_and_follows_the_setting(broker: Broker) -> None:

@@ -77,10 +77,10 @@ def test_a_delayed_message_counts_from_its_publish(
     own_broker: Broker, producer: zsq.Producer, admin: zsq.Admin
 ) -> None:
     first = producer.publish("t", b"late", delay=3600, dedupe_id="one")
-    assert first.key is not None
+    assert first.delayed_key is not None
     for delay in (None, 60):
         again = producer.publish("t", b"again", delay=delay, dedupe_id="one")
-        assert (again.duplicate, again.offset, again.key) == (True, -1, None)
+        assert (again.duplicate, again.offset, again.delayed_key) == (True, -1, None)
     restart(own_broker)
     assert producer.publish("t", b"again", delay=5, dedupe_id="one").duplicate
     plain = producer.publish("t", b"now", dedupe_id="two")

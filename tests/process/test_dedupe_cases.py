@@ -94,7 +94,7 @@ def emptied(bench: Bench) -> Result:
 
 
 def cancelled(bench: Bench) -> Result:
-    key = bench.publish(delay=60).key
+    key = bench.publish(delay=60).delayed_key
     assert key is not None
     assert bench.admin.delayed_cancel(bench.topic, [key]) == [True]
     return bench.publish()
@@ -178,4 +178,4 @@ def test_the_cases(bench: Bench) -> None:
             assert again.offset == 0, case
         if "the offset -1" in wanted:
             assert again.offset == -1, case
-        assert again.key is None, case
+        assert again.delayed_key is None, case

@@ -68,8 +68,8 @@ def test_delayed_messages_come_by_due_time_and_never_early(
     late = producer.publish("t", b"late", delay=1.5, key="k")
     soon = producer.publish("t", b"soon", delay=0.5)
     producer.publish("t", b"now")
-    assert late.key is not None
-    assert soon.delayed_keys() == [soon.key]
+    assert late.delayed_key is not None
+    assert soon.delayed_keys() == [soon.delayed_key]
     assert late.offset == soon.offset == -1
     assert topic_stats(admin)["delayed_count"] == 2
     found = take(own_broker, 3)
@@ -96,16 +96,18 @@ def test_delayed_messages_are_listed_counted_and_cancelled(
     keys = producer.publish_many(
         "t", [b"a" * 300, b"b", b"c"], tags=["x", None, None], delay=3600
     ).delayed_keys()
-    other = producer.publish("t", b"d", delay=1800).key
+    other = producer.publish("t", b"d", delay=1800).delayed_key
     assert other is not None
     listed = admin.delayed_list("t")
-    assert [one["key"] for one in listed] == [other, *keys]
+    assert [one["delayed_key"] for one in listed] == [other, *keys]
     assert (listed[1]["size"], len(listed[1]["body"]), listed[1]["tag"]) == (300, 200, b"x")
-    assert [one["key"] for one in admin.delayed_list("t", after=keys[0], limit=1)] == [keys[1]]
+    assert [one["delayed_key"] for one in admin.delayed_list("t", after=keys[0], count=1)] == [
+        keys[1]
+    ]
     count = admin.delayed_count("t")
     assert (count["messages"], count["next_due_ns"]) == (4, int(other[:16], 16))
     assert admin.delayed_cancel("t", [keys[1], keys[1], other]) == [True, False, True]
-    assert [one["key"] for one in admin.delayed_list("t")] == [keys[0], keys[2]]
+    assert [one["delayed_key"] for one in admin.delayed_list("t")] == [keys[0], keys[2]]
     with pytest.raises(zsq.Refused, match="E_NOT_EMPTY"):
         admin.delete_topic("t")
     assert admin.delayed_cancel_all("t") == 2
@@ -123,12 +125,12 @@ def test_delayed_messages_work_with_asyncio_over_tcp(own_broker: Broker) -> None
         ):
             receipt = await producer.publish("t", b"x", delay=3600)
             many = await producer.publish_many("t", [b"y", b"z"], delay=3600)
-            assert [one["key"] for one in await admin.delayed_list("t")] == [
-                receipt.key,
+            assert [one["delayed_key"] for one in await admin.delayed_list("t")] == [
+                receipt.delayed_key,
                 *many.delayed_keys(),
             ]
             assert (await admin.delayed_count("t"))["messages"] == 3
-            assert await admin.delayed_cancel("t", [receipt.key or ""]) == [True]
+            assert await admin.delayed_cancel("t", [receipt.delayed_key or ""]) == [True]
             assert await admin.delayed_cancel_all("t") == 2
             lingering = zsq.aio.Producer(own_broker.tcp, linger_ms=60_000)
             sent = await lingering.publish("t", b"w", delay=3600)
@@ -231,7 +233,7 @@ def test_a_full_topic_refuses_delayed_publishes_and_accepts_due_messages(
     full = topic_stats(admin)["head"]
     with pytest.raises(zsq.Refused, match="E_TOPIC_FULL"):
         producer.publish_many("t", bodies, delay=3)
-    assert early.key is not None
+    assert early.delayed_key is not None
     wait_for(partial(moved_more_than, admin, full), 20, "the one that was accepted")
     wait_for(lambda: topic_stats(admin)["delayed_count"] == 0, 30, "an empty store")
 
@@ -240,8 +242,8 @@ def test_a_message_that_became_due_while_stopped_comes_after_the_start(
     own_broker: Broker, producer: zsq.Producer, admin: zsq.Admin
 ) -> None:
     receipt = producer.publish("t", b"x", delay=1)
-    assert receipt.key is not None
-    due_ns = int(receipt.key[:16], 16)
+    assert receipt.delayed_key is not None
+    due_ns = int(receipt.delayed_key[:16], 16)
     assert own_broker.stop() == 0
     wait_for(lambda: time.time_ns() > due_ns, 10, "the due time")
     own_broker.start()

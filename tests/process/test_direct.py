@@ -49,7 +49,7 @@ def used(kind: str, url: str, **options: Any) -> set[str]:
             assert admin.ping() == "OK"
             return ways(admin)
     with zsq.Reader("t", url=url, **options) as reader:
-        assert reader.head()[1] > 0
+        assert reader.bounds()[1] > 0
         return ways(reader)
 
 
@@ -78,14 +78,14 @@ def test_transport_tcp_stays_at_the_gateway(shared: Broker, kind: str) -> None:
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 def test_clients_of_spark_take_the_same_argument(shared: Broker, transport: str) -> None:
     wanted = {shared.tcp if transport == "tcp" else shared.ipc}
-    with StageWriter(shared.tcp, "staged", "app", 1, timeout=20, transport=transport) as writer:
+    with StageWriter("staged", "app", 1, url=shared.tcp, timeout=20, transport=transport) as writer:
         writer.push(pack([b"one"]))
         part = writer.seal()
         assert ways(writer) == wanted
-    with StageCommitter(shared.tcp, "staged", timeout=20, transport=transport) as committer:
+    with StageCommitter("staged", url=shared.tcp, timeout=20, transport=transport) as committer:
         assert committer.commit("app", 1, [part])["messages"] == 1
         assert ways(committer) == wanted
-    with RangeReader(shared.tcp, "staged", 0, 1, timeout=20, transport=transport) as blocks:
+    with RangeReader("staged", 0, 1, url=shared.tcp, timeout=20, transport=transport) as blocks:
         assert sum(block.count for block in blocks) == 1
         assert ways(blocks) == wanted
 

@@ -133,7 +133,7 @@ def test_commands_wake_the_topic_that_they_name(sleepy: Broker) -> None:
         with pytest.raises(Refused, match="3 messages that are not finished") as refused:
             admin.delete_topic(names[0])
         assert refused.value.code == E_NOT_EMPTY
-        assert len(admin.peek(names[1], "c", 2).messages) == 2
+        assert len(admin.peek(names[1], "c", count=2).messages) == 2
         assert admin.seek(names[2], "c", 2)["offset"] == 2
         admin.pause(names[3])
         assert topic_row(sleepy, names[3])["paused"]

@@ -53,7 +53,7 @@ def memory(broker: Broker) -> Path:
 def test_an_ephemeral_topic_is_in_memory_and_ends_with_its_last_channel(own_broker: Broker) -> None:
     publish(own_broker, b"a")
     row = topics(own_broker)[TOPIC]
-    assert (row["sync"], row["retention"]["when_full"], row["retention"]["max_bytes"]) == (
+    assert (row["sync"], row["settings"]["when_full"], row["settings"]["max_bytes"]) == (
         "never",
         "drop-oldest",
         EPHEMERAL_BYTES_MAX,
@@ -187,12 +187,12 @@ def test_settings_that_would_unbind_it_are_refused(broker: Broker) -> None:
         with pytest.raises(zsq.UsageError, match="keep_bytes of a topic in memory is at most"):
             admin.configure_topic(TOPIC, keep_bytes=1 << 40)
         assert (
-            admin.configure_topic(TOPIC, when_full="reject", max_bytes=8 * MIB)["retention"][
+            admin.configure_topic(TOPIC, when_full="reject", max_bytes=8 * MIB)["settings"][
                 "when_full"
             ]
             == "reject"
         )
-    assert topics(broker)[TOPIC]["retention"]["keep_bytes"] == MIB
+    assert topics(broker)[TOPIC]["settings"]["keep_bytes"] == MIB
     with zsq.Producer(broker.ipc) as producer, pytest.raises(zsq.Refused, match="E_TOPIC_FULL"):
         fill(producer)
 
@@ -234,7 +234,7 @@ def test_transactions_are_refused_and_make_no_topic(
 
 
 def stage(url: str) -> None:
-    with zsq.StageWriter(url, TOPIC, "app", 1) as writer:
+    with zsq.StageWriter(TOPIC, "app", 1, url=url) as writer:
         writer.push(pack([b"x"]))
         writer.seal()
 

@@ -365,7 +365,7 @@ def test_messages_that_were_removed_before_are_reported(
 
 def oldest(url: str, topic: str) -> int:
     with zsq.Reader(topic, url=url) as reader:
-        return reader.head()[0]
+        return reader.bounds()[0]
 
 
 def test_a_topic_that_was_created_again_is_another_source(

@@ -62,7 +62,7 @@ def test_a_mirror_needs_few_permissions(tmp_path: Path) -> None:
         other = ("clicks/m", f"{target.tcp}/other", source.tcp)
         assert "E_FORBIDDEN" in forward(*other, *keys, str(at_a.file("mirror")), code=1)
         with zsq.Reader("clicks", url=target.tcp, key_file=str(at_b.file("owner"))) as reader:
-            assert reader.head() == (0, 2)
+            assert reader.bounds() == (0, 2)
         # Files need no more than a consumer does.
         folder = f"file:{tmp_path}/out"
         reads = ("--key-file", str(at_a.file("reader")))

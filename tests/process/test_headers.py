@@ -147,7 +147,7 @@ def test_the_broker_refuses_blocks_of_hostile_clients(broker: Broker) -> None:
         flagged = Block(block.header._replace(flags=ADDRESSED), block.payload, block.columns)
         assert isinstance(raw.publish(flagged), p.Stored)
     with zsq.Reader("hostile", url=broker.ipc) as reader:
-        assert reader.head() == (0, 3004)
+        assert reader.bounds() == (0, 3004)
         assert [reader.message(offset).headers for offset in (0, 1, 2)] == [GOOD, {}, {}]
         found = reader.message(3003)
         assert (found.headers, found.only_channel) == ({}, "c")
@@ -155,7 +155,7 @@ def test_the_broker_refuses_blocks_of_hostile_clients(broker: Broker) -> None:
 
 @pytest.mark.parametrize("wrong", [packed({1: "a"}), packed({"zsq-channel": "c"})])
 def test_the_broker_refuses_staged_blocks_too(broker: Broker, wrong: bytes) -> None:
-    with StageWriter(broker.ipc, "staged", "app", 0, timeout=20) as writer:
+    with StageWriter("staged", "app", 0, url=broker.ipc, timeout=20) as writer:
         writer.push(pack([b"x"], headers=[wrong]))
         with pytest.raises(zsq.UsageError, match="E_BAD_BLOCK"):
             writer.seal()

@@ -24,7 +24,7 @@ def begin_an_hour(broker: LocalBroker) -> None:
 
 
 def known(admin: zsq.Admin, name: str, channel: str | None = None, span: str = "1d") -> list[float]:
-    values = admin.history("t", channel, span, 720)["series"][name]
+    values = admin.history("t", channel, span=span, points=720)["series"][name]
     return [one for one in values if one is not None]
 
 
@@ -57,7 +57,7 @@ def test_the_history_survives_a_restart_and_begins_anew_when_it_is_damaged(
         assert known(admin, "backlog")[:1] == [7]
         for span, points in (("1y", 5), ("1d", 0)):
             with pytest.raises(zsq.UsageError, match="history needs span"):
-                admin.history("t", None, span, points)
+                admin.history("t", None, span=span, points=points)
         broker.stop()
         (path,) = tmp_path.rglob("history")
         path.write_bytes(b"damaged")

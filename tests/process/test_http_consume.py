@@ -485,11 +485,11 @@ def test_a_closed_topic_and_a_channel_without_room_say_so(node: Broker) -> None:
     channel.publish(b"a")
     (token,) = tokens(channel.receive())
     with zsq.Admin(node.ipc) as admin:
-        admin.close_topic("closed", "consumers")
+        admin.close_topic("closed", to="consumers")
         status, answer = channel.call("receive", wait_s=10)
         assert (status, answer["message"].split()[0]) == (503, "E_CLOSED")
         assert channel.call("finish", tokens=[token])[0] == 410
-        admin.open_topic("closed", "consumers")
+        admin.open_topic("closed", to="consumers")
         assert bodies(channel.receive()) == ["a"]
         admin.create_topic("narrow")
         admin.create_channel("narrow", "c", max_consumers=1)

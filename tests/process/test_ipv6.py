@@ -55,10 +55,10 @@ def test_each_door_and_client_takes_addresses_of_ipv6(six: Six) -> None:
             assert message is not None
             assert message.body == b"native"
             message.finish()
-    with StageWriter(url, "t", "app", 1, transport="tcp") as writer:
+    with StageWriter("t", "app", 1, url=url, transport="tcp") as writer:
         writer.push(pack([b"staged"]))
         stage = writer.seal()
-    with StageCommitter(url, "t", transport="tcp") as committer:
+    with StageCommitter("t", url=url, transport="tcp") as committer:
         committer.commit("app", 1, [stage])
     base = f"http://[::1]:{six.http}"
     assert httpx.post(f"{base}/pub?topic=t", content=b"http").text == "OK"

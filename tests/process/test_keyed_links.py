@@ -114,14 +114,14 @@ def test_every_kind_of_client_comes_in_by_its_key_file(
     key_file = ring.file("etl")
     with zsq.Producer(broker.tcp, key_file=key_file) as producer:
         first = producer.publish("clicks", b"one").wait()
-    with StageWriter(broker.tcp, "clicks", "app", 1, key_file=key_file) as writer:
+    with StageWriter("clicks", "app", 1, url=broker.tcp, key_file=key_file) as writer:
         writer.push(pack([b"two"]))
         part = writer.seal()
-    with StageCommitter(broker.tcp, "clicks", key_file=key_file) as committer:
+    with StageCommitter("clicks", url=broker.tcp, key_file=key_file) as committer:
         assert committer.commit("app", 1, [part])["messages"] == 1
     with zsq.Reader("clicks", url=broker.tcp, key_file=str(key_file)) as reader:
         assert reader.message(first).body == b"one"
-    with RangeReader(broker.tcp, "clicks", first, first + 2, key_file=key_file) as blocks:
+    with RangeReader("clicks", first, first + 2, url=broker.tcp, key_file=key_file) as blocks:
         assert sum(block.count for block in blocks) == 2
     monkeypatch.setenv("ZSQ_KEY_FILE", str(key_file))
     with zsq.Consumer("clicks", "c", url=broker.tcp) as consumer, zsq.Admin(broker.tcp) as admin:
@@ -166,7 +166,7 @@ def test_a_client_with_an_unknown_key_is_told_which_key(broker: Broker, ring: Ke
         zsq.Reader("clicks", url=broker.tcp, key_file=keys, timeout=20) as reader,
         pytest.raises(Refused) as caught,
     ):
-        reader.head()
+        reader.bounds()
     assert caught.value.code == E_FORBIDDEN
     assert keys.public in caught.value.text
     assert keys.secret not in caught.value.text
@@ -262,7 +262,7 @@ def test_no_message_has_an_effect_without_permission(
             assert all("pid" not in row for row in raw.ask(p.Stats(9, "", "")).data["processes"])
     with zsq.Admin(broker.ipc) as admin:
         after = admin.stats()["topics"]
-    same = ("topic_name", "message_count", "depth", "paused", "closed", "head", "retention")
+    same = ("topic_name", "message_count", "depth", "paused", "closed", "head", "settings")
     assert [{name: row[name] for name in same} for row in after] == [
         {name: row[name] for name in same} for row in before
     ]

@@ -130,7 +130,7 @@ def test_dead_letters_of_expired_messages_survive_a_kill(own_broker: Broker) -> 
     with zsq.Admin(own_broker.ipc) as admin, zsq.Producer(own_broker.ipc) as producer:
         admin.create_channel("t", "c", dead_letter_expired=True)
         admin.create_topic("t.c.dead")
-        admin.close_topic("t.c.dead", "publishers")
+        admin.close_topic("t.c.dead", to="publishers")
         producer.publish("t", b"a", headers={"zsq-expires-ms": 0})
         producer.publish("t", b"b")
         assert drained(own_broker.ipc, "t") == [b"b"]
@@ -140,7 +140,7 @@ def test_dead_letters_of_expired_messages_survive_a_kill(own_broker: Broker) -> 
     own_broker.signal_all(signal.SIGKILL)
     own_broker.start()
     with zsq.Admin(own_broker.ipc) as admin:
-        admin.open_topic("t.c.dead", "publishers")
+        admin.open_topic("t.c.dead", to="publishers")
     with (
         zsq.Consumer("t", "c", url=own_broker.ipc) as consumer,
         zsq.Consumer("t.c.dead", "look", url=own_broker.ipc) as letters,
@@ -240,7 +240,7 @@ def test_the_command_cancels_by_offset_key_and_id(doors: Broker) -> None:
     refused = run_zsq(doors, "pub", "cli", "x", "--expires-in", "1s", "--delay", "2s")
     assert "it would expire before it is due" in refused.stderr
     with zsq.Producer(doors.tcp) as producer:
-        delayed = str(producer.publish("cli", b"later", delay=600).key)
+        delayed = str(producer.publish("cli", b"later", delay=600).delayed_key)
     done = run_zsq(doors, "cancel", "cli", "0", delayed, "--yes", "--json")
     assert json.loads(done.stdout) == {
         "topic": "cli", "cancelled": {"c": [0]}, "delayed": [delayed], "not_cancelled": [],
@@ -248,7 +248,7 @@ def test_the_command_cancels_by_offset_key_and_id(doors: Broker) -> None:
     again = run_zsq(doors, "cancel", "cli", "0", delayed, "--yes")
     assert again.returncode == 1
     assert again.stderr == f"zsq: not cancelled, because nothing waits: 0, {delayed}\n"
-    revoked = run_zsq(doors, "cancel", "cli", "--key", "k", "--yes")
+    revoked = run_zsq(doors, "cancel", "cli", "--revoke-key", "k", "--yes")
     assert revoked.stdout == "cli: 1 key revoked, 0 delayed messages removed\n"
     assert run_zsq(doors, "cancel", "cli").returncode == 2
     assert drained(doors.tcp, "cli") == [b"three"]

@@ -60,7 +60,7 @@ def test_one_broker_has_all_parts_of_a_topic(broker: Broker, door: str) -> None:
                 drive.settle()
             assert received(consumer, 40) == wanted
         with zsq.Reader("clicks", part=1, url=url) as reader:
-            assert reader.head()[0] == 0
+            assert reader.bounds()[0] == 0
         broker.signal_all(signal.SIGKILL)
         broker.start()
         rows = admin.stats("clicks")["topics"]

@@ -48,7 +48,7 @@ def read_all(broker: Broker) -> list[int]:
     """Return every offset that can be read."""
     found: list[int] = []
     with zsq.Reader("t", url=broker.ipc) as reader:
-        offset, head = reader.head()
+        offset, head = reader.bounds()
         while offset < head:
             fetched = reader.read(offset)
             for block in fetched.blocks:

@@ -101,7 +101,7 @@ def test_a_smaller_limit_holds_for_every_door(narrow: Broker) -> None:
         ):
             producer.publish("t", bytes(1001))
         assert producer.publish("t", b"after").offset == 1
-    with StageWriter(narrow.ipc, "t", "app", 1) as writer:
+    with StageWriter("t", "app", 1, url=narrow.ipc) as writer:
         writer.push(pack([bytes(1001)]))
         with pytest.raises(zsq.UsageError, match="over the limit of 1000 bytes"):
             writer.seal()
@@ -130,7 +130,7 @@ def test_a_message_over_the_limit_costs_only_itself(door: str, narrow: Broker) -
             producer.publish(f"one-{door}", bytes(1001))
     for topic, count in ((f"one-{door}", 97), (f"other-{door}", 100)):
         with zsq.Reader(topic, url=url) as reader:
-            assert reader.head() == (0, count)
+            assert reader.bounds() == (0, count)
 
 
 def test_publish_many_says_how_many_messages_failed(narrow: Broker) -> None:

@@ -43,7 +43,7 @@ with zsq.Consumer(topic, "blocking", url=url, start="earliest", timeout=30) as c
             consumer.close()
     consumer.run(handle, concurrency=2)
 with zsq.Reader(topic, url=url, timeout=30) as reader:
-    head = reader.head()
+    head = reader.bounds()
 with zsq.Admin(url, timeout=30) as admin:
     depth = admin.stats(topic)["topics"][0]["channels"][0]["depth"]
 

@@ -127,8 +127,8 @@ def use(broker: Broker, topic: str) -> None:
             assert reader.offset_at(0) == 0
         app = os.urandom(4).hex()
         with (
-            zsq.StageWriter(broker.tcp, topic, app, 1) as writer,
-            zsq.StageCommitter(broker.tcp, topic) as committer,
+            zsq.StageWriter(topic, app, 1, url=broker.tcp) as writer,
+            zsq.StageCommitter(topic, url=broker.tcp) as committer,
         ):
             writer.push(pack(bodies))
             committer.commit(app, 1, [writer.seal()])

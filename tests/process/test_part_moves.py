@@ -51,7 +51,7 @@ def stored(cluster: Cluster, number: int = 1, start: int = 0) -> list[tuple[int,
     """Return the offset and the body of all messages of a part."""
     found: list[tuple[int, bytes]] = []
     with zsq.Reader("t", part=number, url=cluster.url) as reader:
-        at, head = max(start, reader.head()[0]), reader.head()[1]
+        at, head = max(start, reader.bounds()[0]), reader.bounds()[1]
         while at < head:
             fetched = reader.read(at)
             for block in fetched.blocks:
@@ -122,7 +122,7 @@ def test_a_part_moves_and_comes_back_with_all_that_belongs_to_it(cluster: Cluste
             before = found
             assert admin.delayed_count("t#1")["messages"] == 1
             (shown,) = admin.stats("t#1")["topics"]
-            assert shown["retention"]["keep_bytes"] == 1 << 30
+            assert shown["settings"]["keep_bytes"] == 1 << 30
             assert {one["channel_name"]: one["paused"] for one in shown["channels"]} == {
                 "c": False,
                 "late": True,

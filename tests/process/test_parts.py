@@ -177,7 +177,7 @@ def test_a_part_is_read_by_its_offsets_at_any_broker(
     mine = [b"%d" % n for n in range(40) if KeyParts(PARTS).of(b"%d" % n) == part]
     for broker in shared.brokers:
         with zsq.Reader(topic, part=part, url=broker.tcp) as reader:
-            assert reader.head() == (0, len(mine))
+            assert reader.bounds() == (0, len(mine))
             found = [body for block in reader.read(0).blocks for body in block.body.values()]
             assert found == mine
             assert reader.message(0).body == mine[0]
@@ -185,7 +185,7 @@ def test_a_part_is_read_by_its_offsets_at_any_broker(
             zsq.Reader(topic, url=broker.tcp) as whole,
             pytest.raises(zsq.UsageError, match="has 4 parts at 2 brokers"),
         ):
-            whole.head()
+            whole.bounds()
 
 
 def test_asyncio_clients_use_the_parts(shared: Cluster, topic: str) -> None:
@@ -206,7 +206,7 @@ def test_asyncio_clients_use_the_parts(shared: Cluster, topic: str) -> None:
             rows = (await admin.stats(topic, "c"))["topics"]
             assert [row["channels"][0]["depth"] for row in rows] == [0] * PARTS
         async with zsq.aio.Reader(topic, part=2, url=shared.url) as reader:
-            assert (await reader.head())[1] > 0
+            assert (await reader.bounds())[1] > 0
         return found
 
     assert sorted(map(int, asyncio.run(main()))) == list(range(40))
@@ -349,7 +349,7 @@ def test_nothing_is_lost_or_stored_twice_when_a_broker_is_killed(
     stored: Counter[bytes] = Counter()
     for part in range(PARTS):
         with zsq.Reader(topic, part=part, url=cluster.url) as reader:
-            at, head = reader.head()
+            at, head = reader.bounds()
             while at < head:
                 fetched = reader.read(at)
                 for block in fetched.blocks:

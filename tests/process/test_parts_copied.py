@@ -39,7 +39,7 @@ def test_an_outbox_fills_the_parts_and_an_export_has_all_of_them(
     found: dict[str, list[int]] = {}
     for part in range(PARTS):
         with zsq.Reader("orders", part=part, url=cluster.url) as reader:
-            for offset in range(reader.head()[1]):
+            for offset in range(reader.bounds()[1]):
                 message = reader.message(offset)
                 assert message.key is not None
                 assert KeyParts(PARTS).of(message.key) == part

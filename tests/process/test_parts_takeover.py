@@ -119,7 +119,7 @@ def test_clients_of_parts_go_on_at_the_standby_and_nothing_is_lost(tmp_path: Pat
         stored: dict[bytes, list[int]] = defaultdict(list)
         for part in range(PARTS):
             with zsq.Reader("t", part=part, url=two.tcp) as reader:
-                at, head = reader.head()
+                at, head = reader.bounds()
                 while at < head:
                     fetched = reader.read(at)
                     for block in fetched.blocks:

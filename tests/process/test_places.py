@@ -139,7 +139,7 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
             "three more messages, for three were answered",
         )
         before = row(url, topic, "c")
-        found = admin.peek(topic, "c", 3)
+        found = admin.peek(topic, "c", count=3)
         assert shown(found) == [
             (9, "new", 0), (10, "new", 0), (11, "new", 0), (3, "in flight", 1), (4, "in flight", 1), (5, "in flight", 1),
             (6, "held", 1), (7, "held", 1), (8, "held", 1), (2, "deferred", 1), (1, "deferred", 1),
@@ -168,8 +168,8 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
             assert before[name] == after[name], name
         admin.pause(topic, "c")
         messages[3].requeue()
-        wait_for(lambda: admin.peek(topic, "c", 1).counts["requeued"] == 1, 30, "the requeue")
-        found = admin.peek(topic, "c", 2)
+        wait_for(lambda: admin.peek(topic, "c", count=1).counts["requeued"] == 1, 30, "the requeue")
+        found = admin.peek(topic, "c", count=2)
         assert found.paused
         assert [one for one in shown(found) if one[1] in ("requeued", "new")] == [
             (3, "requeued", 1),
@@ -190,7 +190,7 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
         async with zsq.aio.Admin(url) as admin:
             newest = await admin.peek(topic, count=2)
             assert shown(newest) == [(298, "stored", 0), (299, "stored", 0)]
-            held = await admin.peek(topic, "c", 1)
+            held = await admin.peek(topic, "c", count=1)
             assert held.paused
 
     asyncio.run(the_same())
@@ -235,7 +235,7 @@ def test_a_peek_shows_only_what_the_channel_takes(shared: Broker) -> None:
         tags = ["a" if offset % 50 == 7 else "b" if offset % 2 else None for offset in range(300)]
         producer.publish_many("tagged", [b"%d" % offset for offset in range(300)], tags=tags)
         admin.create_channel("tagged", "a", tags="a", start=0)
-        assert [one[0] for one in shown(admin.peek("tagged", "a", 4))] == [7, 57, 107, 157]
+        assert [one[0] for one in shown(admin.peek("tagged", "a", count=4))] == [7, 57, 107, 157]
         with zsq.Consumer("tagged", "a", url=shared.ipc, tags="a", ready=4) as consumer:
             got = [consumer.receive(10) for _ in range(4)]
             assert [message.offset for message in got if message is not None] == [

@@ -54,7 +54,7 @@ def reloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloaded]:
 
 def kept(broker: Broker, topic: str) -> dict[str, object]:
     with zsq.Admin(broker.ipc) as admin:
-        found: dict[str, object] = admin.stats(topic)["topics"][0]["retention"]
+        found: dict[str, object] = admin.stats(topic)["topics"][0]["settings"]
     return found
 
 

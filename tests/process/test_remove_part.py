@@ -96,7 +96,7 @@ def test_a_part_is_closed_drained_and_removed_while_clients_go_on(shared: Cluste
             zsq.Reader(topic, part=number, url=shared.url) as reader,
             pytest.raises(zsq.NotFound, match=f"part {part} was removed"),
         ):
-            reader.head()
+            reader.bounds()
         assert admin.ended(part) == mine
         # Its number is not used again.
         admin.add_parts(topic, 1)
@@ -151,7 +151,7 @@ def test_a_removal_whose_broker_was_killed_goes_on_when_it_is_back(
 def test_a_part_with_a_stage_that_is_not_committed_is_not_drained(shared: Cluster) -> None:
     with zsq.Admin(shared.url) as admin:
         admin.create_topic("staged", parts=2)
-        with zsq.StageWriter(shared.url, "staged#1", "app", 1) as writer:
+        with zsq.StageWriter("staged#1", "app", 1, url=shared.url) as writer:
             writer.push(pack([b"x"]))
             writer.seal()
         admin.close_topic("staged#1")

@@ -23,7 +23,7 @@ TOPIC = "clicks"
 def bodies(broker: Broker) -> list[bytes]:
     found: list[bytes] = []
     with zsq.Reader(TOPIC, url=broker.ipc) as reader:
-        offset, end = reader.head()
+        offset, end = reader.bounds()
         while offset < end:
             fetched = reader.read(offset, 1 << 20)
             found += [bytes(one or b"") for block in fetched.blocks for one in block.body.values()]
@@ -95,7 +95,9 @@ def test_acknowledged_messages_that_were_not_shipped_are_published_once(tmp_path
             assert sorted(bodies(second)) == sorted([*before, b"new", *after])
             assert bodies(second)[-len(after) :] == after
             with zsq.Admin(second.ipc) as admin:
-                assert [one["body"] for one in admin.delayed_list(TOPIC, "", 10)] == [b"late"]
+                assert [one["body"] for one in admin.delayed_list(TOPIC, after="", count=10)] == [
+                    b"late"
+                ]
     finally:
         first.close()
         second.close()

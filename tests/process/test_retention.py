@@ -85,7 +85,7 @@ def test_finished_chunks_go_within_seconds_and_the_rest_is_read_on(
     publish(broker, 8)
     assert finish(broker, "c", 100) == list(range(100))
     assert len(files_of(broker)) >= 8, "nothing goes where nothing is bounded"
-    assert admin.configure_topic(TOPIC, keep_bytes=0)["retention"]["keep_bytes"] == 0
+    assert admin.configure_topic(TOPIC, keep_bytes=0)["settings"]["keep_bytes"] == 0
     wait_for(lambda: on_disk(broker) < 2.5 * MIB, BACK_S, "finished chunks are gone")
     topic = shown(admin)
     assert topic["start"] > 80
@@ -256,7 +256,7 @@ def test_damaged_settings_do_not_remove_any_chunk(broker: Broker, admin: zsq.Adm
     assert finish(broker, "c", 48) == list(range(48))
     deadline = time.monotonic() + 2.5
     wait_for(lambda: time.monotonic() > deadline)
-    assert (shown(admin)["start"], shown(admin)["retention"]["keep_bytes"]) == (0, -1)
+    assert (shown(admin)["start"], shown(admin)["settings"]["keep_bytes"]) == (0, -1)
     admin.configure_topic(TOPIC, keep_bytes=0)
     wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S, "space is back")
 
@@ -270,20 +270,20 @@ def test_retention_can_be_set_with_asyncio(broker: Broker, admin: zsq.Admin) -> 
             )
 
     made, changed = asyncio.run(work())
-    assert made["retention"]["keep_chunks"] == 7
-    assert (changed["retention"]["keep_chunks"], changed["retention"]["keep_time_s"]) == (7, 2.5)
-    assert shown(admin)["retention"] == changed["retention"]
+    assert made["settings"]["keep_chunks"] == 7
+    assert (changed["settings"]["keep_chunks"], changed["settings"]["keep_time_s"]) == (7, 2.5)
+    assert shown(admin)["settings"] == changed["settings"]
 
 
 def test_a_time_alone_is_not_joined_by_the_default_of_bytes(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "data", "--keep-time", "7d")
     with contextlib.closing(broker.start()), zsq.Admin(broker.ipc) as admin:
         admin.create_topic(TOPIC)
-        assert shown(admin)["retention"]["keep_bytes"] == -1
+        assert shown(admin)["settings"]["keep_bytes"] == -1
         for keep_time_s, keep_bytes in ((-1, 1 << 30), (3600, -1), (None, -1)):
-            found = admin.configure_topic(TOPIC, keep_time_s=keep_time_s)["retention"]
+            found = admin.configure_topic(TOPIC, keep_time_s=keep_time_s)["settings"]
             assert found["keep_bytes"] == keep_bytes
-            assert shown(admin)["retention"] == found
+            assert shown(admin)["settings"] == found
 
 
 def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> None:
@@ -304,10 +304,10 @@ def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> N
         "dedupe_window_s": 600,
         "expires_s": -1,
     }
-    assert shown(admin)["retention"] == wanted
+    assert shown(admin)["settings"] == wanted
     broker.stop()
     broker.start()
-    assert shown(admin)["retention"] == wanted
+    assert shown(admin)["settings"] == wanted
     wrongs: list[dict[str, Any]] = [
         {"max_age_s": 60},
         {"keep_bytes": -2},
@@ -320,7 +320,7 @@ def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> N
             admin.configure_topic(TOPIC, **wrong)
     with pytest.raises(zsq.UsageError):
         admin.configure_topic(TOPIC)
-    assert shown(admin)["retention"] == wanted
+    assert shown(admin)["settings"] == wanted
     with pytest.raises(zsq.NotFound):
         admin.configure_topic("nobody", keep_chunks=1)
 

@@ -54,7 +54,7 @@ def are_at_rest(admin: zsq.Admin, broker: LocalBroker) -> bool:
 def messages(broker: LocalBroker) -> list[zsq.StoredMessage]:
     """Return all messages of the topic, in its order."""
     with zsq.Reader(TOPIC, url=broker.url, patient=True, timeout=30) as reader:
-        return [reader.message(offset) for offset in range(*reader.head())]
+        return [reader.message(offset) for offset in range(*reader.bounds())]
 
 
 def due_times(broker: LocalBroker) -> list[str]:
@@ -70,12 +70,12 @@ def test_a_due_time_is_published_once_with_a_kill_at_every_step(
     assert done.returncode == 0, done.stderr
     steps = json.loads(done.stdout)
     for needed in (
-        "after StageCommitter.version_here",
+        "after DiskCommitter.version_here",
         "after StageWriter.push",
         "after StageWriter.seal",
-        "before StageCommitter.commit_here",
+        "before DiskCommitter.commit_here",
         "after Asker._send",
-        "after StageCommitter.commit_here",
+        "after DiskCommitter.commit_here",
     ):
         assert needed in steps
     found = due_times(broker)

@@ -26,7 +26,7 @@ def consumer(own_broker: Broker) -> zsq.Consumer:
         admin.create_channel(TOPIC, "c")
         for first in range(0, 600, 100):
             producer.publish_many(TOPIC, BODIES[first : first + 100])
-        with StageCommitter(own_broker.ipc, TOPIC) as committer:
+        with StageCommitter(TOPIC, url=own_broker.ipc) as committer:
             committer.commit("app", 1, [write(own_broker.ipc, BODIES[600:900], per_block=70)])
         producer.publish_many(TOPIC, BODIES[900:])
     return zsq.Consumer(TOPIC, "c", url=own_broker.ipc, ready=50, heartbeat_ms=1_000)
@@ -180,7 +180,7 @@ def test_a_seek_without_an_existing_channel_is_refused(
 def test_a_reader_finds_offsets_by_time_and_by_bytes(own_broker: Broker, way: str) -> None:
     url = own_broker.ipc if way == "ipc" else own_broker.tcp
     before_ns = time.time_ns()
-    with zsq.Producer(url) as producer, StageCommitter(url, TOPIC) as committer:
+    with zsq.Producer(url) as producer, StageCommitter(TOPIC, url=url) as committer:
         producer.publish_many(TOPIC, bodies_of("a", 100, 1_000))
         middle_ns = time.time_ns()
         large = write(url, bodies_of("b", 6_000, 1_000), per_block=50)
@@ -189,20 +189,20 @@ def test_a_reader_finds_offsets_by_time_and_by_bytes(own_broker: Broker, way: st
         after_ns = time.time_ns()
         producer.publish_many(TOPIC, bodies_of("d", 100, 1_000))
     with zsq.Reader(TOPIC, url=url) as reader, zsq.Admin(url) as admin:
-        assert reader.head() == (0, 6_300)
+        assert reader.bounds() == (0, 6_300)
         assert reader.uuid() == admin.stats(TOPIC)["topics"][0]["uuid"]
         asked = [0, before_ns, middle_ns, after_ns, time.time_ns()]
         assert [reader.offset_at(at) for at in asked] == [0, 0, 100, 6_200, 6_300]
         whole = reader.measure(0)
         assert 6_300_000 <= whole.bytes <= 7_000_000
         assert whole.offset == 6_300
-        part = reader.measure(100, 6_200, 1_000_000)
+        part = reader.measure(100, 6_200, bytes_max=1_000_000)
         assert 100 < part.offset < 2_500
         assert reader.measure(6_300).bytes == 0
         assert reader.measure(50, 10).bytes == 0
         at, steps = 0, 0
         while at < 6_300:
-            before, at = at, reader.measure(at, -1, 500_000).offset
+            before, at = at, reader.measure(at, bytes_max=500_000).offset
             assert at > before
             steps += 1
         assert 8 <= steps <= 30

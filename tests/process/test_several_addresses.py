@@ -65,13 +65,13 @@ def test_all_clients_find_the_primary_beside_a_standby(
         with zsq.Admin(url, **more) as admin:
             assert topic in admin.topics()
             assert [one.offset for one in admin.peek(topic, count=1).messages] == [0]
-        with StageWriter(url, topic, "app", 1, **more) as writer:
+        with StageWriter(topic, "app", 1, url=url, **more) as writer:
             writer.push(pack([b"two"]))
             part = writer.seal()
-        with StageCommitter(url, topic, **more) as committer:
+        with StageCommitter(topic, url=url, **more) as committer:
             assert committer.commit("app", 1, [part])["messages"] == 1
         with zsq.Reader(topic, url=url, **more) as reader:
-            assert reader.head() == (0, 2)
+            assert reader.bounds() == (0, 2)
         assert (standby.asked > 0) == first
 
 
@@ -118,7 +118,7 @@ def test_blocking_clients_and_a_command_go_to_the_next_broker_after_a_kill(
     ended = zsq_command.run("pub", "t", "--url", url, "--timeout", "60", stdin=b"three\n")
     assert ended.returncode == 0, ended.stderr
     with zsq.Reader("t", url=second.ipc, timeout=60) as reader:
-        assert reader.head() == (0, 2)
+        assert reader.bounds() == (0, 2)
 
 
 def test_asyncio_clients_go_to_the_next_broker_after_a_kill(pair: tuple[Broker, Broker]) -> None:

@@ -54,7 +54,7 @@ def test_messages_are_skipped_in_every_state_and_stay_skipped(
             assert admin.skip(topic, "c", wanted) == skipped
             assert admin.skip(topic, "c", wanted) == []
             assert admin.unfinished(topic, "c") == 14
-            assert {one.offset for one in admin.peek(topic, "c", 100).messages} == {
+            assert {one.offset for one in admin.peek(topic, "c", count=100).messages} == {
                 *range(20)
             }.difference(skipped)
             # The consumer knows that it was skipped, or hears so in answer to its finish.

@@ -24,7 +24,7 @@ KILLED = """
 import sys
 from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.stage_writer import StageWriter
-writer = StageWriter(sys.argv[1], sys.argv[2], "app", 1, heartbeat_ms=1_000)
+writer = StageWriter(sys.argv[2], "app", 1, url=sys.argv[1], heartbeat_ms=1_000)
 writer.push(pack([b"never sealed"]))
 print("pushed", flush=True)
 sys.stdin.read()
@@ -37,7 +37,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 
 def test_parts_become_messages_at_once_in_their_order(shared: Broker, url: str, topic: str) -> None:
-    with zsq.Producer(url) as producer, StageCommitter(url, topic) as committer:
+    with zsq.Producer(url) as producer, StageCommitter(topic, url=url) as committer:
         producer.publish(topic, b"before")
         parts = [write(url, bodies_of(name, 250), topic=topic) for name in ("a", "b", "c")]
         assert stored(url, topic) == [b"before"]
@@ -63,7 +63,7 @@ def test_parts_become_messages_at_once_in_their_order(shared: Broker, url: str, 
 
 
 def test_a_commit_that_follows_another_version_is_refused(url: str, topic: str) -> None:
-    with StageCommitter(url, topic) as committer:
+    with StageCommitter(topic, url=url) as committer:
         with pytest.raises(zsq.Refused, match=E_SEQUENCE):
             committer.commit("app", 5, [], after=4)
         assert not committer.commit("app", 5, [], after=-1)["repeated"]
@@ -77,7 +77,7 @@ def test_a_commit_that_follows_another_version_is_refused(url: str, topic: str) 
 
 def test_a_commit_can_be_checked_before(url: str, topic: str) -> None:
     """A transaction of several topics asks all of them, before it commits in the first one."""
-    with StageCommitter(url, topic) as committer:
+    with StageCommitter(topic, url=url) as committer:
         part = write(url, bodies_of("a", 10), topic=topic)
         committer.check("app", 1, [part])
         committer.check("app", 1, [part])
@@ -92,7 +92,7 @@ def test_a_commit_can_be_checked_before(url: str, topic: str) -> None:
 
 
 def test_the_files_of_a_stage_go(broker: Broker) -> None:
-    with StageCommitter(broker.ipc, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=broker.ipc) as committer:
         kept, dropped = (
             write(broker.ipc, bodies_of("kept", 10)),
             write(broker.ipc, bodies_of("dropped", 10)),
@@ -117,26 +117,26 @@ def test_the_files_of_a_stage_go(broker: Broker) -> None:
 def test_an_empty_commit_is_remembered(own_broker: Broker) -> None:
     with (
         zsq.Producer(own_broker.ipc) as producer,
-        StageCommitter(own_broker.ipc, TOPIC) as committer,
+        StageCommitter(TOPIC, url=own_broker.ipc) as committer,
     ):
         producer.publish(TOPIC, b"1")
         assert committer.commit("query", 7, [])["messages"] == 0
     assert own_broker.stop() == 0
     own_broker.start()
-    with StageCommitter(own_broker.ipc, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=own_broker.ipc) as committer:
         assert committer.commit("query", 7, [])["repeated"] is True
         assert committer.commit("query", 8, [])["repeated"] is False
     assert stored(own_broker.ipc) == [b"1"]
 
 
 def test_a_writer_of_a_committed_transaction_is_told(url: str, topic: str) -> None:
-    with StageWriter(url, topic, "app", 1) as slow, StageCommitter(url, topic) as committer:
+    with StageWriter(topic, "app", 1, url=url) as slow, StageCommitter(topic, url=url) as committer:
         slow.push(pack([b"zombie"]))
         part = write(url, [b"real"], topic=topic)
         committer.commit("app", 1, [part])
         assert slow.seal() is None
         assert slow.committed
-        with StageWriter(url, topic, "app", 1) as later:
+        with StageWriter(topic, "app", 1, url=url) as later:
             later.push(pack([b"later"]))
             assert later.committed
             assert later.seal() is None
@@ -144,7 +144,7 @@ def test_a_writer_of_a_committed_transaction_is_told(url: str, topic: str) -> No
 
 
 def test_a_commit_of_what_is_not_sealed_or_not_so_changes_nothing(url: str, topic: str) -> None:
-    with StageCommitter(url, topic) as committer:
+    with StageCommitter(topic, url=url) as committer:
         part = write(url, [b"one", b"two"], topic=topic)
         for wrong in ((part[0], 1, 2, part[3], part[4] ^ 1), (part[0], 1, 3, part[3], part[4])):
             with pytest.raises(zsq.UsageError, match=part[0].hex()):
@@ -211,7 +211,7 @@ def test_channels_get_commits_and_publishes_in_order_and_once(url: str, topic: s
         assert first is None
         publisher = Publisher(url, topic)
         committed: list[bytes] = []
-        with StageCommitter(url, topic) as committer:
+        with StageCommitter(topic, url=url) as committer:
             for version in range(10):
                 names = [f"v{version}p{n}" for n in range(2)]
                 parts = [
@@ -239,7 +239,7 @@ def test_a_paused_topic_hides_a_commit(url: str, topic: str) -> None:
     with (
         zsq.Admin(url) as admin,
         zsq.Consumer(topic, "c", url=url) as consumer,
-        StageCommitter(url, topic) as committer,
+        StageCommitter(topic, url=url) as committer,
     ):
         admin.create_channel(topic, "c")
         admin.pause(topic)
@@ -258,7 +258,7 @@ def test_publishes_and_commits_are_delivered_in_order_in_other_sync_modes(
     with (
         zsq.Admin(broker.ipc) as admin,
         zsq.Producer(broker.ipc) as producer,
-        StageCommitter(broker.ipc, TOPIC) as committer,
+        StageCommitter(TOPIC, url=broker.ipc) as committer,
     ):
         admin.create_topic(TOPIC, sync=sync)
         admin.create_channel(TOPIC, "c")
@@ -288,7 +288,7 @@ def test_a_big_commit_stops_no_publisher(own_broker: Broker) -> None:
         20,
         "the publisher's first blocks",
     )
-    with StageCommitter(own_broker.ipc, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=own_broker.ipc) as committer:
         done = committer.commit("app", 1, parts)
     before = len(publisher.acknowledged)
     wait_for(
@@ -312,8 +312,8 @@ def test_orphans_go_after_their_time(tmp_path: Path) -> None:
     with Broker(tmp_path / "data", "--stage-timeout", "2") as broker:
         sealed = write(broker.ipc, bodies_of("sealed", 10))
         with (
-            StageWriter(broker.ipc, TOPIC, "at work", 1, heartbeat_ms=1_000) as writer,
-            StageCommitter(broker.ipc, TOPIC) as committer,
+            StageWriter(TOPIC, "at work", 1, url=broker.ipc, heartbeat_ms=1_000) as writer,
+            StageCommitter(TOPIC, url=broker.ipc) as committer,
         ):
             writer.push(pack([b"open"]))
             victim = subprocess.Popen(
@@ -342,7 +342,7 @@ def test_a_stage_of_a_deleted_topic_cannot_be_committed(own_broker: Broker) -> N
     part = write(own_broker.ipc, bodies_of("a", 100))
     with (
         zsq.Admin(own_broker.ipc) as admin,
-        StageCommitter(own_broker.ipc, TOPIC, create=False) as committer,
+        StageCommitter(TOPIC, url=own_broker.ipc, create=False) as committer,
     ):
         admin.delete_topic(TOPIC)
         assert not staged_files(own_broker)
@@ -355,11 +355,11 @@ def test_a_stage_of_a_deleted_topic_cannot_be_committed(own_broker: Broker) -> N
 
 
 def test_a_writer_packs_messages_with_their_attributes(url: str, topic: str) -> None:
-    with zsq.StageWriter(url, topic, "app", 1) as writer:
+    with zsq.StageWriter(topic, "app", 1, url=url) as writer:
         writer.write([b"a", b"b"], keys=[b"k", None], tag="t", headers={"n": 7})
         writer.write([b"c"] * 12_000)
         part = writer.seal()
-    with zsq.StageCommitter(url, topic) as committer:
+    with zsq.StageCommitter(topic, url=url) as committer:
         assert part is not None
         assert committer.commit("app", 1, [part])["messages"] == 12_002
     with zsq.Reader(topic, url=url) as reader:

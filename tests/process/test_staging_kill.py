@@ -57,7 +57,7 @@ def write_in_halves(
 ) -> Callable[[Task], StagePart | None]:
     def work(task: Task) -> StagePart | None:
         with StageWriter(
-            url, TOPIC, "app", version, heartbeat_ms=1_000, window_bytes=window_bytes
+            TOPIC, "app", version, url=url, heartbeat_ms=1_000, window_bytes=window_bytes
         ) as writer:
             for number, block in enumerate(blocks_of(BODIES, PER_BLOCK)):
                 if number == ROWS // PER_BLOCK // 2:
@@ -92,7 +92,7 @@ def test_a_stage_is_committed_whole_after_a_kill_between_pushes(
     task.go.set()
     part = task.result()
     assert stored(own_broker.ipc) == []
-    with StageCommitter(url, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=url) as committer:
         assert committer.commit("app", 1, [part])["messages"] == ROWS
     assert stored(own_broker.ipc) == BODIES
 
@@ -107,7 +107,7 @@ def test_storage_is_killed_again_and_again_while_tasks_write(own_broker: Broker)
         kill(victim)
         own_broker.wait_gone([victim])
     parts = [task.result() for task in tasks]
-    with StageCommitter(own_broker.ipc, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=own_broker.ipc) as committer:
         committer.commit("app", 1, parts)
     assert stored(own_broker.ipc) == BODIES * 3
 
@@ -138,7 +138,7 @@ def test_a_sealed_stage_survives_a_kill_before_its_commit(own_broker: Broker, vi
         assert own_broker.process is not None
         own_broker.process.wait(40)
         own_broker.start()
-    with StageCommitter(own_broker.ipc, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=own_broker.ipc) as committer:
         done = committer.commit("app", 1, [part])
         assert (done["messages"], done["repeated"]) == (ROWS, False)
     assert stored(own_broker.ipc) == BODIES
@@ -151,7 +151,7 @@ def test_a_kill_right_after_the_commit_was_sent(own_broker: Broker, rows: int) -
     """
     bodies = bodies_of("row", rows, 100)
     expected: list[bytes] = []
-    with StageCommitter(own_broker.ipc, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=own_broker.ipc) as committer:
         for version in range(4):
             part = write(own_broker.ipc, bodies, version=version, per_block=500)
             (storage,) = [actor["pid"] for actor in wait_for_actor(own_broker, "topic")]
@@ -173,14 +173,14 @@ def commit(committer: StageCommitter, version: int, part: StagePart, task: Task)
 
 def reaches(broker: Broker, head: int) -> bool:
     with zsq.Reader(TOPIC, url=broker.ipc) as reader:
-        return reader.head()[1] >= head
+        return reader.bounds()[1] >= head
 
 
 def test_a_commit_waits_in_the_pipe_of_a_stopped_storage_that_is_killed(own_broker: Broker) -> None:
     part = write(own_broker.ipc, BODIES)
     (storage,) = own_broker.pids("topic")
     os.kill(storage, signal.SIGSTOP)
-    with StageCommitter(own_broker.ipc, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=own_broker.ipc) as committer:
         committing = Task(lambda task: committer.commit("app", 1, [part]))
         kill(storage)
         own_broker.wait_gone([storage])
@@ -205,7 +205,7 @@ def test_a_stopped_storage_goes_on(own_broker: Broker, way: str) -> None:
     finally:
         os.kill(storage, signal.SIGCONT)
     part = task.result()
-    with StageCommitter(own_broker.ipc, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=own_broker.ipc) as committer:
         committer.commit("app", 1, [part])
     assert stored(own_broker.ipc) == BODIES
 
@@ -221,7 +221,7 @@ def test_channels_see_a_commit_over_a_kill(own_broker: Broker) -> None:
         admin.create_channel(TOPIC, "c")
         assert consumer.receive(0.2) is None
         part = write(own_broker.ipc, BODIES[:1_000])
-        with StageCommitter(own_broker.ipc, TOPIC) as committer:
+        with StageCommitter(TOPIC, url=own_broker.ipc) as committer:
             committer.commit("app", 1, [part])
             killed(own_broker, "topic")
             committer.commit("app", 2, [write(own_broker.ipc, BODIES[1_000:2_000], version=2)])

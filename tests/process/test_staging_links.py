@@ -69,7 +69,7 @@ def test_credit_behind_a_gateway_that_died_is_free(own_broker: Broker) -> None:
 
 def test_the_push_port_of_a_gateway_that_was_started_again(own_broker: Broker) -> None:
     block = pack([b"x" * 1_000] * 100)
-    with StageWriter(own_broker.tcp, TOPIC, "app", 1, heartbeat_ms=1_000) as writer:
+    with StageWriter(TOPIC, "app", 1, url=own_broker.tcp, heartbeat_ms=1_000) as writer:
         for round_number in range(3):
             for _ in range(30):
                 writer.push(block)
@@ -78,7 +78,7 @@ def test_the_push_port_of_a_gateway_that_was_started_again(own_broker: Broker) -
                 kill(gateway)
                 own_broker.wait_gone([gateway])
         part = writer.seal()
-    with StageCommitter(own_broker.tcp, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=own_broker.tcp) as committer:
         assert committer.commit("app", 1, [part])["messages"] == 9_000
 
 

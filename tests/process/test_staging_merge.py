@@ -87,7 +87,7 @@ def test_others_publish_while_very_many_small_parts_are_committed(own_broker: Br
     wait_for(lambda: len(live.acknowledged) > 5, 20, "a publisher at work")
     live.longest = 0.0
     before = len(live.acknowledged)
-    with StageCommitter(own_broker.ipc, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=own_broker.ipc) as committer:
         done = committer.commit("app", 1, parts)
         assert done["messages"] == PARTS
         assert len(live.acknowledged) > before
@@ -106,7 +106,10 @@ def test_others_publish_while_very_many_small_parts_are_committed(own_broker: Br
 
 def test_an_abort_during_the_merge_comes_too_late(broker: Broker) -> None:
     parts = parts_of(broker, 1)
-    with StageCommitter(broker.ipc, TOPIC) as committer, StageCommitter(broker.ipc, TOPIC) as other:
+    with (
+        StageCommitter(TOPIC, url=broker.ipc) as committer,
+        StageCommitter(TOPIC, url=broker.ipc) as other,
+    ):
         committing = Task(committer, 1, parts)
         wait_for(lambda: committing.is_merging(broker), 20, "the merge")
         assert other.abort("app", 1, [part[0] for part in parts])["committed"] is True
@@ -120,7 +123,7 @@ def test_an_abort_during_the_merge_comes_too_late(broker: Broker) -> None:
 def test_a_commit_survives_a_kill_during_the_merge(own_broker: Broker, after: int) -> None:
     """If `after` is 1, the kill comes after the merge has begun. Otherwise it comes at once."""
     parts = parts_of(own_broker, 1)
-    with StageCommitter(own_broker.ipc, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=own_broker.ipc) as committer:
         committing = Task(committer, 1, parts)
         if after:
             wait_for(lambda: committing.is_merging(own_broker), 20, "the merge")

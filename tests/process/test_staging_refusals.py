@@ -39,7 +39,7 @@ def raw(own_broker: Broker, request: pytest.FixtureRequest) -> Iterator[RawStage
 def still_takes_stages(broker: Broker) -> None:
     before = stored(broker.ipc)
     part = write(broker.ipc, [b"fine"], app="after")
-    with StageCommitter(broker.ipc, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=broker.ipc) as committer:
         committer.commit("after", 1, [part])
     assert stored(broker.ipc) == [*before, b"fine"]
 
@@ -224,7 +224,7 @@ def test_many_writers_share_the_credit(own_broker: Broker, raw: RawStage) -> Non
 def test_bodies_survive_their_way(own_broker: Broker) -> None:
     bodies = [*bodies_of("a", 10), b"", b"\0" * 1_000_000]
     part = write(own_broker.ipc, bodies, per_block=3)
-    with StageCommitter(own_broker.ipc, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=own_broker.ipc) as committer:
         committer.commit("app", 1, [part])
     assert stored(own_broker.ipc) == bodies
     assert len(blocks_of(bodies, 3)) == part[1]

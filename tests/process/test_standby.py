@@ -158,7 +158,7 @@ def test_the_schedules_go_on_at_the_standby(pair: Pair) -> None:
     rows = json.loads((pair.one.data_dir / "registry.json").read_text())["topics"][TOPIC]
     app = f"schedule-{rows['schedules']['daily']['uuid']}"
     due = daily["next_due_ns"] // 10**9
-    with StageCommitter(pair.one.tcp, TOPIC) as committer:
+    with StageCommitter(TOPIC, url=pair.one.tcp) as committer:
         committer.commit(app, due, [])  # as the scheduler does at that time
     pair.wait_shipped(pair.one)
     pair.one.signal_all(signal.SIGKILL)
@@ -415,10 +415,10 @@ def test_clients_leave_a_primary_that_was_replaced_and_does_not_know(cut_pair: C
 
     def head() -> None:
         with zsq.Reader(TOPIC, url=one, timeout=2) as reader:
-            reader.head()
+            reader.bounds()
 
     def seal() -> None:
-        with StageWriter(one, TOPIC, "app", 1, timeout=2) as writer:
+        with StageWriter(TOPIC, "app", 1, url=one, timeout=2) as writer:
             writer.push(pack([b"-1"]))
             writer.seal()
 
@@ -433,7 +433,7 @@ def test_clients_leave_a_primary_that_was_replaced_and_does_not_know(cut_pair: C
         got = {take(consumer)}
         pair.publish(10)
         got |= {take(consumer) for _ in range(10)}
-        assert reader.head()[1] == 11
+        assert reader.bounds()[1] == 11
         pair.wait_shipped(pair.one)
         wait_for(lambda: epoch_of(pair.one) > 0, what="the primary knows its epoch")
         before = epoch_of(pair.one)
@@ -446,7 +446,7 @@ def test_clients_leave_a_primary_that_was_replaced_and_does_not_know(cut_pair: C
         while len(got) < 31:
             got.add(take(consumer))
         assert got == set(range(31))
-        assert reader.head()[1] > 31, "the offsets of a takeover"
+        assert reader.bounds()[1] > 31, "the offsets of a takeover"
         wait_for(lambda: refusal(head) == E_STANDBY, what="readers are refused")
         assert refusal(seal) == E_STANDBY, "nothing is sealed"
         assert refusal(subscribe) == E_STANDBY

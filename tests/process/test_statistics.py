@@ -158,7 +158,7 @@ def test_due_and_committed_messages_are_counted_too(broker: Broker) -> None:
         assert size / 60 < rate <= size
         with zsq.Consumer(TOPIC, "c", url=broker.ipc) as consumer:
             finish(consumer, 50)
-        with StageCommitter(broker.ipc, TOPIC) as committer:
+        with StageCommitter(TOPIC, url=broker.ipc) as committer:
             committer.commit("app", 1, [write(broker.ipc, [b"y" * 100] * 200, per_block=70)])
         wait_for(lambda: figures()[0] == 250, what="a commit")
         assert figures()[1] > size + 20_000

@@ -138,9 +138,9 @@ def test_the_modes_always_and_bucket_replace_each_other_for_good(shipped: Shippe
     shipped.broker.start()
     assert shipped.topic()["sync"] == "bucket"
     with zsq.Admin(shipped.broker.ipc) as admin:
-        assert admin.configure_topic(TOPIC, "always", keep_chunks=3)["sync"] == "always"
+        assert admin.configure_topic(TOPIC, sync="always", keep_chunks=3)["sync"] == "always"
         row = admin.stats(TOPIC)["topics"][0]
-        assert (row["sync"], row["retention"]["keep_chunks"]) == ("always", 3)
+        assert (row["sync"], row["settings"]["keep_chunks"]) == ("always", 3)
 
 
 def test_waiting_publishes_are_answered_when_the_mode_becomes_always(shipped: Shipped) -> None:

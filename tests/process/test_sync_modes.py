@@ -36,7 +36,7 @@ def test_a_topic_changes_its_sync_mode_while_it_is_used_and_loses_nothing(tmp_pa
             publishing.start()
             assert stores.wait(30), "messages are stored with never"
             for sync in ("always", "interval", "never", "interval", "always"):
-                assert admin.configure_topic("t", sync)["sync"] == sync
+                assert admin.configure_topic("t", sync=sync)["sync"] == sync
                 for _ in range(50):
                     stores.clear()
                     assert stores.wait(30), f"messages are stored with {sync}"

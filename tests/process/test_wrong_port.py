@@ -112,7 +112,7 @@ def test_a_silent_port_is_described_in_the_error_of_each_client(accepts: bool) -
         calls: list[Callable[[], object]] = [
             lambda: producer.publish("t", b"body"),
             lambda: consumer.receive(None),
-            reader.head,
+            reader.bounds,
             admin.topics,
             lambda: asyncio.run(publish()),
         ]

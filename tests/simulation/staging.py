@@ -83,7 +83,7 @@ class Stager:
         rows = self._rows(version)
         world.note(f"{self.name} writes version {version}: {rows}")
         parts = [self._stage(version, partition, numbers) for partition, numbers in enumerate(rows)]
-        with zsq.StageCommitter(self.crew.url, plan.topic, timeout=20) as committer:
+        with zsq.StageCommitter(plan.topic, url=self.crew.url, timeout=20) as committer:
             answer = committer.commit(plan.app, version, parts)
         world.note(f"{self.name} committed version {version}: {sorted(answer.items())}")
         flat = [number for numbers in rows for number in numbers]
@@ -102,10 +102,10 @@ class Stager:
     def _stage(self, version: int, partition: int, numbers: list[int]) -> Any:
         plan, world = self.plan, self.crew.world
         with zsq.StageWriter(
-            self.crew.url,
             plan.topic,
             plan.app,
             version,
+            url=self.crew.url,
             partition=partition,
             timeout=20,
             heartbeat_ms=1_000,

@@ -54,7 +54,7 @@ def wait_archived(broker: Broker, topic: str = TOPIC) -> None:
         with zsq.Reader(topic, url=broker.ipc) as reader:
             archive = reader.archive()
             assert archive is not None
-            return archive.end > 0 and archive.end == reader.head()[1] - _unsealed(broker, topic)
+            return archive.end > 0 and archive.end == reader.bounds()[1] - _unsealed(broker, topic)
 
     wait_for(listed, 60, "the list")
 

@@ -24,7 +24,7 @@ class Remade:
     def uuid(self) -> str:
         return next(self._uuids)
 
-    def head(self) -> tuple[int, int]:
+    def bounds(self) -> tuple[int, int]:
         return 10, 20
 
 

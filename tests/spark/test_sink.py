@@ -76,7 +76,7 @@ class Writer:
     error: Exception | None = None
     parts: ClassVar[dict[str, int]] = {}  # how many parts a topic has
 
-    def __init__(self, url: str, topic: str, app: str, version: int, **more: Any) -> None:
+    def __init__(self, topic: str, app: str, version: int, *, url: str, **more: Any) -> None:
         self.asked = (url, topic, app, version, more)
         self.rows: list[bytes] = []
         self.closed = False
@@ -108,9 +108,9 @@ class Committer:
 
     def __init__(
         self,
-        url: str,
         topic: str,
         *,
+        url: str,
         timeout: float,
         create: bool,
         key_file: KeyFile,
@@ -138,10 +138,10 @@ class Committer:
             raise answer
         return answer
 
-    def commit(self, app: str, version: int, parts: Any, kind: str) -> Any:
+    def commit(self, app: str, version: int, parts: Any, *, kind: str) -> Any:
         return self._answer("commit", app, version, list(parts), kind)
 
-    def check(self, app: str, version: int, parts: Any, kind: str) -> None:
+    def check(self, app: str, version: int, parts: Any, *, kind: str) -> None:
         self._answer("check", app, version, list(parts), kind)
 
     def abort(self, app: str, version: int, stages: Any) -> Any:

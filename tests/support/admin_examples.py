@@ -16,7 +16,7 @@ EXAMPLES: Final[Mapping[type[r.AdminRequest[Any]], r.AdminRequest[Any]]] = {
         r.AuditRequest("t", count=5),
         r.HandoverRequest(),
         r.SetLookupdsRequest(addresses=("a:1", "b:2")),
-        r.CreateTopicRequest("t", sync="always", retention={"max_bytes": 5}, parts=2, brokers=(1,)),
+        r.CreateTopicRequest("t", sync="always", settings={"max_bytes": 5}, parts=2, brokers=(1,)),
         r.CreateChannelRequest("t", "c", settings={"tags": "a", "start": "latest"}),
         r.ConfigureTopicRequest("t", sync="never", settings={"max_bytes": None}),
         r.ConfigureChannelRequest("t", "c", settings={"max_attempts": 5}),

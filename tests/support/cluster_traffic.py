@@ -67,7 +67,7 @@ def check_log(cluster: Cluster, topic: str, acknowledged: list[bytes]) -> None:
     for part in range(len(parts_of(cluster, topic))):
         offsets: list[int] = []
         with zsq.Reader(topic, part=part, url=cluster.url) as reader:
-            at, head = reader.head()
+            at, head = reader.bounds()
             while at < head:
                 fetched = reader.read(at)
                 for block in fetched.blocks:

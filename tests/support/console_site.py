@@ -155,11 +155,11 @@ class FakeSource:
     async def close(self, timeout: float | None = None) -> None:
         self.closed += 1
 
-    async def head(self) -> tuple[int, int]:
+    async def bounds(self) -> tuple[int, int]:
         return (self.blocks[0].first_offset, self.blocks[-1].next_offset) if self.blocks else (0, 0)
 
     async def newest(self, count: int) -> int:
-        return max(0, (await self.head())[1] - count)
+        return max(0, (await self.bounds())[1] - count)
 
     async def offset_at(self, time_ns: int) -> int:
         self.calls.append(("offset_at", time_ns))
@@ -173,7 +173,7 @@ class FakeSource:
             if block.next_offset > offset and (not found or size < bytes_max):
                 found.append(block)
                 size += block.length
-        start, head = await self.head()
+        start, head = await self.bounds()
         after = found[-1].next_offset if found else max(offset, head)
         lost = missing(max(offset, start), found, after)
         return Fetched(start, head, found, after, lost)

@@ -79,7 +79,7 @@ class RedisView:
         topic = self._broker.topic(name.removesuffix(DELAYED))
         if name.endswith(DELAYED):
             return _ids(row["body"] for row in self._broker.admin.delayed_list(topic))
-        found = self._broker.admin.peek(topic, CHANNEL, PEEK_MAX).messages
+        found = self._broker.admin.peek(topic, CHANNEL, count=PEEK_MAX).messages
         return _ids(one.message.body for one in found if one.message and one.state != "in flight")
 
     def zrangebyscore(self, key: str, first: int, last: str) -> list[bytes]:
@@ -168,7 +168,7 @@ class PeerBroker(ZsqBroker):
         """Return the dead letters since `forget`."""
         topic = f"{self.topic(queue_name)}.{CHANNEL}.dead"
         with zsq.Reader(topic, url=self.url) as reader, contextlib.suppress(zsq.NotFound):
-            for offset in range(self._dead_before.get(topic, 0), reader.head()[1]):
+            for offset in range(self._dead_before.get(topic, 0), reader.bounds()[1]):
                 yield reader.message(offset).body
 
     def forget(self) -> None:
@@ -178,7 +178,7 @@ class PeerBroker(ZsqBroker):
                 continue
             if topic.endswith(".dead"):
                 with zsq.Reader(topic, url=self.url) as reader:
-                    self._dead_before[topic] = reader.head()[1]
+                    self._dead_before[topic] = reader.bounds()[1]
             else:
                 self.admin.delayed_cancel_all(topic)
                 self.admin.empty(topic, CHANNEL)

@@ -63,7 +63,7 @@ def stored(url: str, topic: str) -> list[zsq.StoredMessage]:
     messages: list[zsq.StoredMessage] = []
     try:
         with zsq.Reader(topic, url=url) as reader:
-            offset, head = reader.head()
+            offset, head = reader.bounds()
             while offset < head:
                 fetched = reader.read(offset)
                 for block in fetched.blocks:

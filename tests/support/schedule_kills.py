@@ -25,7 +25,7 @@ from zsq.actors.schedules.cron import Cron
 from zsq.actors.schedules.runs import TopicTransactions, carry_out
 from zsq.actors.settings.schedule_settings import Schedule
 from zsq.transport.client.blocking.asker import Asker
-from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
+from zsq.transport.client.blocking.stage_writer import DiskCommitter, StageWriter
 
 HOUR_S = 3_600
 STEPS_MAX = 60
@@ -33,8 +33,8 @@ CALLS: tuple[tuple[type[Any], str], ...] = (
     (StageWriter, "push"),
     (StageWriter, "seal"),
     (StageWriter, "close"),
-    (StageCommitter, "version_here"),
-    (StageCommitter, "commit_here"),
+    (DiskCommitter, "version_here"),
+    (DiskCommitter, "commit_here"),
     (Asker, "_send"),
     (Asker, "close"),
 )

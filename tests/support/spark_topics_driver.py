@@ -63,7 +63,7 @@ def commit_in_first(url: str, batch: int, messages: list[object]) -> None:
         for topic, part in message.sealed.parts
         if topic == name
     ]
-    with StageCommitter(url, name) as committer:
+    with StageCommitter(name, url=url) as committer:
         committer.commit(APP, batch, parts)
 
 

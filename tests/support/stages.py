@@ -40,7 +40,7 @@ def write(
     per_block: int = 100,
 ) -> StagePart:
     """Write and seal the part of one task."""
-    with StageWriter(url, topic, app, version, heartbeat_ms=1_000) as writer:
+    with StageWriter(topic, app, version, url=url, heartbeat_ms=1_000) as writer:
         for block in blocks_of(bodies, per_block):
             writer.push(block)
         part = writer.seal()

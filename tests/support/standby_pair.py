@@ -53,8 +53,8 @@ class Pair:
 
     def read(self, url: str) -> list[int]:
         with zsq.Reader(TOPIC, url=url, timeout=20) as reader:
-            start, end = reader.head()
-        with zsq.RangeReader(url, TOPIC, start, end, timeout=20) as blocks:
+            start, end = reader.bounds()
+        with zsq.RangeReader(TOPIC, start, end, url=url, timeout=20) as blocks:
             return [int(bytes(body or b"")) for block in blocks for body in block.body.values()]
 
     def lag_of(self, broker: Broker) -> float:

@@ -39,13 +39,13 @@ class Topic:
 
     def head(self) -> int:
         with zsq.Reader(self.name, url=self.url) as reader:
-            return reader.head()[1]
+            return reader.bounds()[1]
 
     def bodies(self) -> list[bytes]:
         """Return all bodies in the log, in order."""
         found: list[bytes] = []
         with zsq.Reader(self.name, url=self.url) as reader:
-            offset, head = reader.head()
+            offset, head = reader.bounds()
             while offset < head:
                 got = reader.read(offset)
                 for block in got.blocks:

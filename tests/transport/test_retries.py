@@ -28,9 +28,9 @@ def delays(retries: zsq.Retries, attempts: int) -> list[float]:
         (zsq.Retries(curve="5s,1m,10m"), [5, 60, 600, 600]),
         (zsq.Retries(curve="1h30m"), [5400, 5400, 5400, 5400]),
         (zsq.Retries(curve=[5, timedelta(minutes=1)]), [5, 60, 60, 60]),
-        (zsq.Retries(curve=[600], most=1, first=1), [600, 600, 600, 600]),
+        (zsq.Retries(curve=[600], maximum=1, first=1), [600, 600, 600, 600]),
         (zsq.Retries(jitter=20), [0.9, 1.8, 3.6, 7.2]),
-        (zsq.Retries(first=0, most=0), [0, 0, 0, 0]),
+        (zsq.Retries(first=0, maximum=0), [0, 0, 0, 0]),
     ],
 )
 def test_each_curve_gives_its_delays(retries: zsq.Retries, expected: list[float]) -> None:
@@ -67,8 +67,8 @@ def test_the_last_attempt_is_known() -> None:
         ({"jitter": 101}, "jitter must be a whole number from 0 to 100, not 101"),
         ({"jitter": True}, "jitter must be a whole number"),
         ({"first": "1"}, "first must be a number of seconds"),
-        ({"first": 200}, "most must be a number of seconds from 200 to 31622400, not 120.0"),
-        ({"most": float("nan")}, "most must be a number of seconds"),
+        ({"first": 200}, "maximum must be a number of seconds from 200 to 31622400, not 120.0"),
+        ({"maximum": float("nan")}, "maximum must be a number of seconds"),
         ({"curve": "steep"}, "a curve is exponential, linear, constant, or delays such as"),
         ({"curve": ""}, "a curve is exponential"),
         ({"curve": []}, "a curve has 1 to 64 delays, not 0"),

@@ -24,7 +24,7 @@ from zsq.transport.settings import (
     ChannelOptions,
     ChannelSettings,
     Retention,
-    RetentionSettings,
+    TopicOptions,
 )
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ WORDS: Final = frozenset({"tags", "ordered", "archive", "own_process"})
 
 
 @pytest.mark.parametrize(
-    ("of", "options"), [(ChannelSettings, ChannelOptions), (Retention, RetentionSettings)]
+    ("of", "options"), [(ChannelSettings, ChannelOptions), (Retention, TopicOptions)]
 )
 def test_callers_are_told_the_same_types(of: type[Record], options: type) -> None:
     told, hints = get_type_hints(options), get_type_hints(of)

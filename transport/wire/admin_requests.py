@@ -119,7 +119,7 @@ class CreateTopicRequest(AdminRequest[Made]):
     """Create a topic, in a cluster also with `parts`, at the brokers with the numbers `brokers`."""
 
     sync: str = ""
-    retention: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     parts: int | None = None
     brokers: tuple[int, ...] = ()
 
@@ -133,7 +133,7 @@ class CreateChannelRequest(AdminRequest[Made]):
 
 @record(kw_only=True)
 class ConfigureTopicRequest(AdminRequest[TopicConfigured]):
-    """Change the sync mode of a topic, or its retention. The other options are its settings."""
+    """Change the sync mode of a topic, or its other settings."""
 
     sync: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
 from ..reports import AlarmEvent, AlarmReceiver, BucketStats, ProcessStats, RaisedAlarm
-from ..settings import ChannelOptions, RetentionSettings
+from ..settings import ChannelOptions, TopicOptions
 
 
 class Nothing(TypedDict):
@@ -132,9 +132,9 @@ class ClusterAnswer(TypedDict):
 
 
 class TopicConfigured(TypedDict):
-    """`retention`: all settings in effect. `sync`: the sync mode."""
+    """`settings`: all settings in effect. `sync`: the sync mode."""
 
-    retention: RetentionSettings
+    settings: TopicOptions
     sync: str
 
 
@@ -254,14 +254,16 @@ class ChannelLook(TypedDict):
 
 
 class DelayedRow(TypedDict):
-    """A delayed message that waits. `size`: the size of its body. `body`: the first 200 bytes."""
+    """A delayed message that waits. `delayed_key`: what `delayed_cancel` takes. `size`: the size of
+    its body. `body`: the first 200 bytes.
+    """
 
-    key: str
+    delayed_key: str
     due_ns: int
     size: int
     body: bytes
+    key: bytes | None
     tag: bytes | None
-    message_key: bytes | None
 
 
 class DelayedCount(TypedDict):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..records import record
-from ..settings import ChannelOptions, RetentionSettings
+from ..settings import ChannelOptions, TopicOptions
 from .protocol_client import Done, Wire
 
 # fmt: off
@@ -96,12 +96,12 @@ class SetSealed(Order[Position]):
 
 @record
 class SetRetention(Order[Done]):
-    """Change the retention of the topic. Done.data: {"retention"}. The topic's storage passes it on
+    """Change the retention of the topic. Done.data: {"settings"}. The topic's storage passes it on
     to the channels, which do not answer, because it has the lifetime of their messages.
     """
 
     op: ClassVar[int] = 174
-    retention: RetentionSettings
+    retention: TopicOptions
 
 
 @record

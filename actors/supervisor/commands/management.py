@@ -33,7 +33,7 @@ from ....transport.names import (
     part_name,
     part_of,
 )
-from ....transport.settings import ChannelOptions, RetentionSettings
+from ....transport.settings import ChannelOptions, TopicOptions
 from ....transport.wire import protocol as p
 from ....transport.wire.admin_codec import request_of
 from ....transport.wire.admin_requests import (
@@ -387,7 +387,7 @@ class Commands:
         sync_modes.check_archive(group.name, sync, found)
         self._broker.registry.configure(group.name, settings, sync)
         request, orders = message.request, requests.orders
-        retention = partial(p.SetRetention, retention=cast("RetentionSettings", found.as_dict()))
+        retention = partial(p.SetRetention, retention=cast("TopicOptions", found.as_dict()))
 
         def configured(done: p.Done | None, error: ZsqError | None) -> None:
             data = None if done is None else {**done.data, "sync": sync}
@@ -431,7 +431,7 @@ class Commands:
     def _create_topic(self, message: CreateTopicRequest) -> None:
         existed = message.topic in self._broker.groups
         group = self._group(
-            message.topic, create=True, sync=message.sync, retention=message.retention
+            message.topic, create=True, sync=message.sync, retention=message.settings
         )
         settle = partial(self._requests.settle, message.request)
         group.want("", lambda error: settle(error, {"existed": existed}))

@@ -387,7 +387,7 @@ class Parts:
 
     def _create(self, message: CreateTopicRequest) -> None:
         topic = message.topic
-        sync, retention = checked(topic, message.sync, message.retention, self._broker.options)
+        sync, retention = checked(topic, message.sync, message.settings, self._broker.options)
         settings: dict[str, object] = {
             "sync": sync,
             **({"retention": retention} if retention else {}),

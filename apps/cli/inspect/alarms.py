@@ -76,7 +76,7 @@ def alarms_ack(topic: str, channel: str, figure: str, seconds: float, admin: Adm
     Receivers are not told of a silenced alarm, and the console does not count it. This survives a
     restart of the broker.
     """
-    admin.alarm_ack(topic, channel, figure, seconds=seconds)
+    admin.alarm_ack(topic, channel, figure=figure, seconds=seconds)
 
 
 @alarms.command("unack")
@@ -86,7 +86,7 @@ def alarms_ack(topic: str, channel: str, figure: str, seconds: float, admin: Adm
 @with_admin
 def alarms_unack(topic: str, channel: str, figure: str, admin: Admin) -> None:
     """End the silence of the alarms of TOPIC or its CHANNEL. Without TOPIC: those of the broker."""
-    admin.alarm_unack(topic, channel, figure)
+    admin.alarm_unack(topic, channel, figure=figure)
 
 
 def describe_alarms(shown: ShownAlarms) -> str:
@@ -103,9 +103,9 @@ def describe_alarms(shown: ShownAlarms) -> str:
     if shown["receivers"]:
         lines += ["", "receivers"]
     for row in shown["receivers"]:
-        state = f"sent {row['told_count']}"
+        state = f"sent {row['sent_count']}"
         state += f", {row['waiting']} waiting" if row["waiting"] else ""
-        state += f", {row['given_up_count']} given up" if row["given_up_count"] else ""
+        state += f", {row['failed_count']} given up" if row["failed_count"] else ""
         lines.append(
             f"{row['name']}: {state}"
             + (f"; last error: {row['trouble']}" if row["trouble"] else "")
@@ -154,7 +154,7 @@ def audit(last: int, topic: str, user: str | None, as_json: bool, admin: Admin) 
     The broker returns its newest 1,000 entries. Older ones are in DATA_DIR/audit.log and
     audit.log.1 to .4, one JSON object per line.
     """
-    rows = admin.audit(last if user is None else ENTRIES_MAX, topic)
+    rows = admin.audit(count=last if user is None else ENTRIES_MAX, topic=topic)
     shown = [row for row in rows if user in (None, row.get("user"))][:last]
     for row in reversed(shown):
         if as_json:

@@ -167,7 +167,7 @@ def peek(topic: str, channel: str | None, count: int, as_json: bool, admin: Admi
 
     check_name(topic)
     topic_paused = False
-    peek = admin.peek(topic, channel, count)
+    peek = admin.peek(topic, channel, count=count)
     with contextlib.suppress(ZsqError):  # the user may peek, but not see the statistics
         topic_paused = not as_json and bool(admin.stats(topic)["topics"][0].get("paused"))
     for peeked in peek.messages:

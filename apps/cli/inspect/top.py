@@ -135,7 +135,7 @@ class ClusterLook:
 def _ask(
     admin: Admin, look: ClusterLook, picture: Picture, screen: Screen, *, wait: bool = True
 ) -> None:
-    overview: Any = admin.overview(picture.version, processes=screen.view == "processes")
+    overview: Any = admin.overview(since=picture.version, processes=screen.view == "processes")
     picture.take(overview)
     if screen.view in CLUSTER_VIEWS:
         look.ask(picture, wait=wait)

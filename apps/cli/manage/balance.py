@@ -274,7 +274,8 @@ def cluster_auto(
 
 def auto_text(is_on: bool, rate: int, at_once: int, gone_after_s: int) -> str:
     if not is_on:
-        return "auto is off: parts move only by zsq cluster balance, zsq broker and zsq topic move"
+        by = "zsq cluster balance, zsq broker and zsq topic move-part"
+        return f"auto is off: parts move only by {by}"
     speed = f" at {size_text(rate)} a second" if rate else ""
     gone = f"forgotten after {gone_after_s:,} s of silence" if gone_after_s else "never forgotten"
     return f"auto is on: {parts_text(at_once)} at a time{speed}; a broker is {gone}"

@@ -95,7 +95,7 @@ def topic_create(
                 ),
                 err=True,
             )
-        if any(now.get("retention", {}).get(name) != value for name, value in settings.items()):
+        if any(now.get("settings", {}).get(name) != value for name, value in settings.items()):
             text = (
                 "exists already with other settings; they were not changed (zsq topic set "
                 "changes them)"
@@ -141,7 +141,7 @@ def topic_add_parts(topic: str, count: int, brokers: str | None, admin: Admin) -
     say(f"topic {topic} has {reply['parts']} part{'s' * (reply['parts'] != 1)} now")
 
 
-@topic.command("move")
+@topic.command("move-part")
 @click.argument("part")
 @click.argument("broker", type=click.IntRange(0))
 @click.option(
@@ -251,12 +251,12 @@ def topic_set(topic: str, sync: str | None, as_json: bool, admin: Admin, **reten
     settings = given_settings(TOPIC, retention)
     if not settings and sync is None:
         raise say_what_to_change(TOPIC, "--sync")
-    reply = admin.configure_topic(topic, sync, **settings)
+    reply = admin.configure_topic(topic, sync=sync, **settings)
     if as_json:
         tell({"topic_name": topic, **reply})
     else:
         say(f"sync       {reply['sync']}")
-        say(describe(TOPIC, reply["retention"]))
+        say(describe(TOPIC, reply["settings"]))
 
 
 @topic.command("show")
@@ -315,7 +315,7 @@ def topic_show(topic: str, as_json: bool, admin: Admin) -> None:
         "own)"
     )
     say(f"removed    {stats['removed_bytes']:,} bytes since its process started; {dropped}")
-    settings = stats["retention"]
+    settings = stats["settings"]
     # These lines are shown if they say something.
     lines = {
         row.line

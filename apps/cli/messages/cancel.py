@@ -22,7 +22,7 @@ DELAYED_KEY_DIGITS: Final = 32
 @click.argument("topic")
 @click.argument("messages", metavar="[MESSAGE]...", nargs=-1)
 @click.option(
-    "--key",
+    "--revoke-key",
     "keys",
     metavar="KEY",
     multiple=True,
@@ -53,7 +53,7 @@ def cancel(
     """
     offsets, delayed = _places(messages)
     if bool(keys) == bool(messages):
-        raise click.UsageError("give messages, or --key, and not both")
+        raise click.UsageError("give messages, or --revoke-key, and not both")
     if channel is not None and (keys or delayed):
         raise click.UsageError("--channel is only for offsets and ids")
     if keys:

@@ -50,13 +50,13 @@ def delayed_list(topic: str, count: int, after: str, as_json: bool, admin: Admin
     left = count
     while left:
         limit = min(left, LIST_MAX)
-        rows = admin.delayed_list(topic, after, limit)
+        rows = admin.delayed_list(topic, after=after, count=limit)
         for row in rows:
             click.echo(_json(row) if as_json else _line(row))
         if len(rows) < limit:
             return
         left -= len(rows)
-        after = rows[-1]["key"]
+        after = rows[-1]["delayed_key"]
 
 
 @delayed.command("count")
@@ -116,7 +116,7 @@ def _line(row: DelayedRow) -> str:
         letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in body[:BODY_CHARACTERS]
     )
     more = "..." if row["size"] > len(row["body"]) or len(body) > BODY_CHARACTERS else ""
-    return f"{row['key']}  {_when(row['due_ns'])}  {row['size']:>9,}  {shown}{more}"
+    return f"{row['delayed_key']}  {_when(row['due_ns'])}  {row['size']:>9,}  {shown}{more}"
 
 
 def _json(row: DelayedRow) -> str:

@@ -96,7 +96,7 @@ def read_letters(reader: Reader, last: int, select: Select | None) -> Iterator[S
     """Yield the selected ones of the newest messages of a topic, the oldest first."""
     from ....transport.client.core.message import message_at
 
-    start, head = reader.head()
+    start, head = reader.bounds()
     offset = max(start, reader.newest(last))
     while offset < head:
         fetched = reader.read(offset)

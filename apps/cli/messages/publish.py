@@ -266,7 +266,7 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
 @click.option(
     "--revoke-key",
     metavar="KEY",
-    help="Key by which `zsq cancel --key` cancels all these messages.",
+    help="Key by which `zsq cancel --revoke-key` cancels all these messages.",
 )
 @click.option(
     "--key",
@@ -469,8 +469,8 @@ def _given(column: list[_T | None]) -> list[_T | None] | None:
 
 def _place(receipt: Receipt) -> dict[str, int | str]:
     """Return the offset of a message, or its key if it is delayed. The broker may know neither."""
-    if receipt.key is not None:
-        return {"key": receipt.key}
+    if receipt.delayed_key is not None:
+        return {"delayed_key": receipt.delayed_key}
     return {} if receipt.offset is None or receipt.offset < 0 else {"offset": receipt.offset}
 
 

@@ -88,7 +88,9 @@ class RedriveRun:
                 self.plan.known(route)
                 continue
             try:
-                self._admin.redrive_to(self._dead_topic, *route.place, route.origin, route.chosen)
+                self._admin.redrive_to(
+                    self._dead_topic, *route.place, route.origin, chosen=route.chosen
+                )
             except ZsqError as error:
                 if route.chosen and isinstance(error, NotFound):
                     error = suggesting(error)

@@ -168,7 +168,7 @@ def _parts(topic: str, url: str, timeout: float) -> list[str]:
 
     try:
         with Reader(topic, url=url, timeout=timeout) as met:
-            met.head()
+            met.bounds()
     except HasParts as error:
         return [part_name(topic, number) for number, _ in sorted(error.spread.parts)]
     return []
@@ -187,7 +187,7 @@ def beginning(where: Any, last: int | None = None) -> Begin:
         if isinstance(where, datetime):
             return reader.offset_at(int(where.timestamp() * 1e6) * 1000)
         if str(where) in _ENDS:
-            start, head = reader.head()
+            start, head = reader.bounds()
             return start if str(where) == "earliest" else head
         return int(where)
 
@@ -222,7 +222,7 @@ class TailedLog:
         """Read on. The first call finds where to begin."""
         if self.offset < 0:
             offset = self.begin(self.reader)
-            self.end = self.reader.head()[1]
+            self.end = self.reader.bounds()[1]
             self.offset = offset
         return self.reader.read(self.offset)
 

@@ -20,7 +20,7 @@ export function alarmsPage({ model, query, signal }) {
     empty: empty("No receivers", "Receivers of alarms are options of the broker:", "zsq serve --data-dir DIR --alarm-depth 100000 --alarm-webhook https://chat.example.org/hook"),
     columns: [
       { key: "name", title: "Receiver", value: (one) => one.name, show: (cell, one) => { cell.textContent = one.name; cell.title = one.name; } },
-      figure("told_count", "Sent"), figure("waiting", "Waiting"), figure("given_up_count", "Given up", "alarm"),
+      figure("sent_count", "Sent"), figure("waiting", "Waiting"), figure("failed_count", "Given up", "alarm"),
       { key: "trouble", title: "Last error", width: "34%", show: (cell, one) => { cell.textContent = one.trouble || "–"; cell.title = one.trouble || ""; cell.classList.toggle("alarm", Boolean(one.trouble)); } },
     ],
   });

@@ -33,7 +33,7 @@ export function keepingTab({ topic, model, signal }) {
 }
 
 function draw(keep, about, topic) {
-  facts(keep, [...shownSettings(TOPIC, topic.retention), ["Finished and kept now", bytes(topic.finished_bytes).text], ["Removed so far", bytes(topic.removed_bytes).text]]);
+  facts(keep, [...shownSettings(TOPIC, topic.settings), ["Finished and kept now", bytes(topic.finished_bytes).text], ["Removed so far", bytes(topic.removed_bytes).text]]);
   const latency = topic.latency ?? {};
   facts(about, [
     ["Sync", topic.sync], ["Published", `${bytes(topic.bytes).text} in ${count(topic.messages).exact} messages`], ["Delayed", `${count(topic.delayed).exact}, ${bytes(topic.delayed_bytes).text}`],

@@ -49,7 +49,7 @@ export async function deleteTopic(topic) {
 
 const CHANGEABLE = ["always", "bucket"]; // the other sync modes are chosen when a topic is created
 
-export async function configureTopic(topic, { retention: now, sync, uuid }) {
+export async function configureTopic(topic, { settings: now, sync, uuid }) {
   const form = settingsForm(TOPIC, now, "as set for the broker");
   const list = h("select", { name: "sync" }, CHANGEABLE.map((mode) => h("option", { value: mode, selected: mode === sync }, mode)));
   const modes = CHANGEABLE.includes(sync) ? [field("Sync", list, "when a publish is acknowledged; bucket needs a broker with a bucket")] : [];

@@ -193,7 +193,7 @@ class Positions:
         lock = f"update {self.table} set next_offset = next_offset where reader = ? and log = ?"
         uuid = reader.uuid()
         if execute(db, lock, place).rowcount == 0:
-            oldest, head = reader.head()
+            oldest, head = reader.bounds()
             first = {"earliest": oldest, "latest": head}.get(str(self.start), self.start)
             insert = f"insert into {self.table} (reader, log, uuid, next_offset)"
             execute(db, f"{insert} values (?, ?, ?, ?)", (*place, uuid, int(first)))
@@ -209,7 +209,7 @@ class Positions:
                 "topic, give skip_lost"
             )
             raise DataLoss(E_DATA_LOSS, text)
-        oldest = reader.head()[0]
+        oldest = reader.bounds()[0]
         change = f"update {self.table} set uuid = ?, next_offset = ? where reader = ? and log = ?"
         execute(db, change, (uuid, oldest, *place))
         return oldest

@@ -375,7 +375,7 @@ class _DrainClients:
         try:
             if topic not in self._readers:
                 self._readers[topic] = Reader(topic, url=self._url, **self._options)
-            self._readers[topic].head()
+            self._readers[topic].bounds()
         except HasParts as error:
             keys = parts_of_keys(error.spread)
         except NotFound:
@@ -397,14 +397,14 @@ class _DrainClients:
 
     def commit(self, log: str, app: str, number: int, rows: Sequence[Sequence[Any]]) -> None:
         """Store these rows in the topic, unless it has this batch."""
-        with StageWriter(self._url, log, app, number, **self._options) as writer:
+        with StageWriter(log, app, number, url=self._url, **self._options) as writer:
             for block in _blocks(rows):
                 writer.push(block)
             part = writer.seal()
         if part is None:
             return  # an earlier attempt has committed the batch
         if log not in self._committers:
-            self._committers[log] = StageCommitter(self._url, log, **self._options)
+            self._committers[log] = StageCommitter(log, url=self._url, **self._options)
         self._committers[log].commit(app, number, [part])
 
 

@@ -85,7 +85,7 @@ def _move(report: Report, admins: list[Admin], producer: Producer, topic: str, t
     thread.start()
     try:
         _wait(lambda: len(waits) > 20 or failures, "publishes")
-        # As `zsq topic move` does, so that both brokers know of it at once.
+        # As `zsq topic move-part` does, so that both brokers know of it at once.
         admins[1 - to].cluster(fresh=True)
         begun = time.monotonic()
         admins[1 - to].move_part(f"{topic}#0", to)

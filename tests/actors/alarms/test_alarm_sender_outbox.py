@@ -31,7 +31,7 @@ def test_events_that_arrive_during_a_try_are_sent_together_later() -> None:
     assert not box.went("", 0)
     assert numbers(box.begin(0)) == [2, 3, 4]
     box.went("", 0)
-    assert box.statistics() == {"told_count": 5, "waiting": 0, "given_up_count": 0, "trouble": ""}
+    assert box.statistics() == {"sent_count": 5, "waiting": 0, "failed_count": 0, "trouble": ""}
 
 
 def test_a_batch_is_bounded() -> None:
@@ -64,7 +64,7 @@ def test_a_failed_try_is_repeated_with_growing_pauses_and_then_given_up() -> Non
     )
     assert not box.went("", now)
     found = box.statistics()
-    assert (found["given_up_count"], found["told_count"], found["trouble"], box.missed) == (
+    assert (found["failed_count"], found["sent_count"], found["trouble"], box.missed) == (
         2,
         TRIES_MAX - 1,
         "",
@@ -77,4 +77,4 @@ def test_waiting_is_bounded_and_the_oldest_go() -> None:
     box.add(events(0, WAITING_MAX + 5))
     assert numbers(box.begin(0))[0] == 5
     assert box.missed == 5
-    assert box.statistics()["given_up_count"] == 5
+    assert box.statistics()["failed_count"] == 5

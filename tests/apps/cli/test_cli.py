@@ -261,7 +261,7 @@ class ReaderDouble:
         )
         self.end += count
 
-    def head(self) -> tuple[int, int]:
+    def bounds(self) -> tuple[int, int]:
         return self.start, self.end
 
     def read(self, offset: int, bytes_max: int = 0) -> Any:

@@ -432,7 +432,7 @@ def test_pub_prints_the_offset_of_a_single_message_as_json(shell: Shell) -> None
     assert published(stdin=b"line\n") == one | {"offset": 1}
     assert published(stdin=b"a\nb\n") == {"topic": "counted", "messages": 2}
     assert published(stdin=b"") == {"topic": "counted", "messages": 0}
-    key = published("later", "--delay", "1h")["key"]
+    key = published("later", "--delay", "1h")["delayed_key"]
     assert shell("delayed", "cancel", "counted", key) == b"1 cancelled\n"
 
 

@@ -23,19 +23,19 @@ def test_delayed_messages_are_published_listed_counted_and_cancelled(zsq: Zsq) -
     assert (done.returncode, "3 messages wait in t" in done.stderr) == (0, True), done.stderr
     found = listed(zsq)
     assert [bytes.fromhex(one["body"]) for one in found] == [b"one", b"two\x07", b"three"]
-    assert [one["key"] for one in listed(zsq, "-n", "1", "--after", found[0]["key"])] == [
-        found[1]["key"]
-    ]
+    assert [
+        one["delayed_key"] for one in listed(zsq, "-n", "1", "--after", found[0]["delayed_key"])
+    ] == [found[1]["delayed_key"]]
     lines = zsq("delayed", "list", "t").stdout.splitlines()
-    assert lines[1].startswith(found[1]["key"])
+    assert lines[1].startswith(found[1]["delayed_key"])
     assert lines[1].endswith("two\N{MIDDLE DOT}"), "nothing that would move a terminal's cursor"
     assert zsq("delayed", "count", "t").stdout.startswith("3 messages, ")
     assert json.loads(zsq("delayed", "count", "t", "--json").stdout)["messages"] == 3
-    done = zsq("delayed", "cancel", "t", found[1]["key"])
+    done = zsq("delayed", "cancel", "t", found[1]["delayed_key"])
     assert (done.returncode, done.stdout) == (0, "1 cancelled\n")
-    done = zsq("delayed", "cancel", "t", found[1]["key"], found[0]["key"])
+    done = zsq("delayed", "cancel", "t", found[1]["delayed_key"], found[0]["delayed_key"])
     assert (done.returncode, done.stdout) == (1, "1 cancelled\n")
-    assert f"{found[1]['key']} is not a delayed message" in done.stderr
+    assert f"{found[1]['delayed_key']} is not a delayed message" in done.stderr
     assert zsq("topic", "delete", "t").returncode == 1, "one waits"
     assert zsq("delayed", "cancel", "t", "--all").stdout == "1 cancelled\n"
     assert zsq("topic", "delete", "t").returncode == 0

@@ -60,7 +60,7 @@ def broker() -> Iterator[LocalBroker]:
 
 def letters(reader: zsq.Reader) -> int:
     try:
-        return reader.head()[1]
+        return reader.bounds()[1]
     except zsq.NotFound:
         return 0
 

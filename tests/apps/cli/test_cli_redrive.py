@@ -70,7 +70,7 @@ def die(broker: LocalBroker, topic: str, *bodies: bytes, channel: str = "c") -> 
 def head(reader: zsq.Reader) -> int:
     """Return the end of the topic. It is 0 if the dead-letter topic does not exist yet."""
     try:
-        return reader.head()[1]
+        return reader.bounds()[1]
     except zsq.NotFound:
         return 0
 
@@ -157,7 +157,7 @@ def test_a_redriven_message_that_dies_again_is_left_to_the_next_run(
         assert message is not None
         message.reject("once more")
     with zsq.Reader("again.c.dead", url=broker.url) as reader:
-        wait_for(lambda: reader.head()[1] == 2, 10, "a second letter")
+        wait_for(lambda: reader.bounds()[1] == 2, 10, "a second letter")
         headers = reader.message(1).headers
     assert (headers["zsq-dead-error"], headers["zsq-redriven-error"], "zsq-channel" in headers) == (
         "once more",
@@ -300,7 +300,7 @@ def test_a_redrive_killed_before_a_finish_sends_twice_and_loses_nothing(
     done = run("redrive", "killed.c.dead", "--all", "--timeout", "30")
     assert done.stdout == "2 to killed, for channel c\n", done.stderr
     with zsq.Reader("killed", url=broker.url) as reader:
-        sent = reader.head()[1] - 2
+        sent = reader.bounds()[1] - 2
     assert sent in (3, 4), "the one that was killed had one letter in its hands, or both"
     assert (
         sorted(message.body for message in take(broker, "killed", "c", sent))

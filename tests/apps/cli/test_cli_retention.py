@@ -127,7 +127,7 @@ class Shell:
         return (ended.stdout + ended.stderr).decode()
 
     def settings(self, topic: str) -> dict[str, Any]:
-        found = json.loads(self("stats", topic, "--json"))["topics"][0]["retention"]
+        found = json.loads(self("stats", topic, "--json"))["topics"][0]["settings"]
         unset = (-1, "on", "default", 600)  # 600: the window of ids
         return {name: value for name, value in found.items() if value not in unset}
 

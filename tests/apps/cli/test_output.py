@@ -25,7 +25,7 @@ from zsq.transport.errors import NotFound
 # asked, or they run until they are stopped.
 SHOW_NOTHING = {
     "serve", "standby", "handover", "forward",
-    "completion", "topic create", "topic add-parts", "topic move", "topic remove-part", "topic close", "topic open",
+    "completion", "topic create", "topic add-parts", "topic move-part", "topic remove-part", "topic close", "topic open",
     "topic retire",
     "topic delete", "topic pause", "topic unpause", "topic empty", "channel create",
     "channel delete", "channel pause", "channel unpause", "channel empty",

@@ -121,7 +121,7 @@ def test_closed_clients_are_refused(space: Namespace) -> None:
         client.close()
     assert code_of(producer.publish, space.topic("t"), b"") == closing
     assert code_of(admin.topics) == closing
-    assert code_of(reader.head) == closing
+    assert code_of(reader.bounds) == closing
     space.publish("t", b"a")
     consumer = space.consumer("t", "c")
     message = take(consumer)
@@ -134,7 +134,7 @@ def test_closed_clients_are_refused(space: Namespace) -> None:
 def test_what_does_not_exist_is_not_found(space: Namespace) -> None:
     missing = (zsq.NotFound, "E_NOT_FOUND")
     admin, topic = space.admin(), space.topic("t")
-    assert code_of(space.reader("t").head) == missing
+    assert code_of(space.reader("t").bounds) == missing
     assert code_of(admin.pause, topic) == missing
     assert code_of(admin.delete_topic, topic) == missing
     admin.create_topic(topic)
@@ -224,12 +224,14 @@ def test_delayed_messages_are_listed_and_cancelled(space: Namespace) -> None:
         .publish_many(topic, [b"a" * 300, b"b", b"c"], tags=["x", None, None], delay=7200)
         .delayed_keys()
     )
-    other = space.publish("t", b"d", delay=3600).key
+    other = space.publish("t", b"d", delay=3600).delayed_key
     assert other is not None
     rows = admin.delayed_list(topic)
-    assert [row["key"] for row in rows] == [other, *keys]
+    assert [row["delayed_key"] for row in rows] == [other, *keys]
     assert (rows[1]["size"], len(rows[1]["body"]), rows[1]["tag"]) == (300, 200, b"x")
-    assert [row["key"] for row in admin.delayed_list(topic, after=keys[0], limit=1)] == [keys[1]]
+    assert [row["delayed_key"] for row in admin.delayed_list(topic, after=keys[0], count=1)] == [
+        keys[1]
+    ]
     count = admin.delayed_count(topic)
     assert (count["messages"], count["next_due_ns"]) == (4, int(other[:16], 16))
     assert admin.delayed_cancel(topic, [keys[1], keys[1], other]) == [True, False, True]
@@ -472,7 +474,7 @@ def test_a_reader_reads_by_offset(space: Namespace) -> None:
     after = space.broker.now_ns()
     space.publish("t", b"c", tag="x")
     reader = space.reader("t")
-    assert reader.head() == (0, 3)
+    assert reader.bounds() == (0, 3)
     assert reader.newest(1) == 2
     assert reader.offset_at(after) == 2
     assert reader.offset_at(after + 3600 * S) == 3

@@ -245,7 +245,7 @@ def test_the_policy_of_run_replaces_that_of_the_channel(kind: str, space: Namesp
 
 def test_the_smaller_number_of_attempts_decides(kind: str, space: Namespace) -> None:
     publish(space, 1)
-    retries = zsq.Retries(max_attempts=5, first=0, most=0)
+    retries = zsq.Retries(max_attempts=5, first=0, maximum=0)
     running = Running(
         kind, space, raising(ValueError("no")), retries=retries, settings={"max_attempts": 2}
     )
@@ -282,7 +282,7 @@ def test_a_requeue_of_the_handler_uses_the_backoff_of_the_channel(
     kind: str, space: Namespace
 ) -> None:
     publish(space, 1)
-    retries = zsq.Retries(first=0, most=0)
+    retries = zsq.Retries(first=0, maximum=0)
     running = Running(
         kind,
         space,

@@ -206,14 +206,14 @@ def test_a_closed_topic_of_a_list_does_not_stop_the_others(space: Namespace) -> 
     with Running(space.consumer(["a", "b"], "c")) as running:
         space.publish("a", b"1")
         running.wait_for((space.topic("a"), b"1"))
-        admin.close_topic(space.topic("a"), "consumers")
+        admin.close_topic(space.topic("a"), to="consumers")
         space.publish("b", b"1")
         running.wait_for((space.topic("b"), b"1"))
         admin.open_topic(space.topic("a"))
         space.publish("a", b"2")
         running.wait_for((space.topic("a"), b"2"))
     with space.consumer(["a", "b"], "c") as consumer:
-        admin.close_topic(space.topic("a"), "consumers")
+        admin.close_topic(space.topic("a"), to="consumers")
         with pytest.raises(zsq.Refused, match=space.topic("a")) as error:
             consumer.receive(WAIT_S)
         assert error.value.code == E_CLOSED

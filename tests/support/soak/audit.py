@@ -33,7 +33,7 @@ class Audit:
     def head(self, topic: Topic) -> tuple[int, int]:
         """Return the oldest offset that the log still has, and the next offset to be given out."""
         with zsq.Reader(topic.name, url=self._url, timeout=READ_S, patient=True) as reader:
-            return reader.head()
+            return reader.bounds()
 
     def all(self) -> None:
         """Read everything that is new. Then compare the messages that retention has removed."""
@@ -52,7 +52,7 @@ class Audit:
             zsq.Reader(topic.name, url=self._url, timeout=READ_S, patient=True) as reader,
         ):
             deadline = time.monotonic() + READ_S
-            _, head = reader.head()
+            _, head = reader.bounds()
             while topic.read_to < head and time.monotonic() < deadline:
                 try:
                     found = reader.read(topic.read_to)
@@ -79,7 +79,7 @@ class Audit:
                     patient=True,
                 ) as reader,
             ):
-                head = reader.head()[1]
+                head = reader.bounds()[1]
                 while (at := self._dead_read_to[channel.name]) < head:
                     for block in reader.read(at).blocks:
                         assert block.headers is not None

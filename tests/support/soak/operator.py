@@ -186,7 +186,7 @@ class Operator(Worker):
         name = f"brief-{self._number % BRIEF_NAMES}"
         until_done(lambda: admin.create_topic(name))
         with zsq.Reader(name, url=self.urls[0], patient=True) as reader:
-            first = until_done(reader.head)[1]
+            first = until_done(reader.bounds)[1]
         topic = self.ledger.add_topic(name, first)
         until_done(lambda: admin.create_channel(name, "only", start="earliest"))
         channel = self.ledger.add_channel(topic, "only", (first, first), 1)

@@ -135,7 +135,9 @@ def stage(ledger: Ledger, number: int, urls: Sequence[str], seed: int) -> None:
     shape = ledger.shape
     app, version = f"torture-{seed}-{time.time_ns()}", 0
     url_of = dict(zip(shape.topics, itertools.cycle(urls), strict=False))
-    committers = [StageCommitter(url, topic, timeout=PATIENCE_S) for topic, url in url_of.items()]
+    committers = [
+        StageCommitter(topic, url=url, timeout=PATIENCE_S) for topic, url in url_of.items()
+    ]
     while not words[l.STOP]:
         paused = words[l.PAUSE]
         words[lane.row + l.IDLE] = paused
@@ -149,10 +151,10 @@ def stage(ledger: Ledger, number: int, urls: Sequence[str], seed: int) -> None:
         parts = []
         for _ in range(chance.randint(1, 2)):
             with StageWriter(
-                url_of[shape.topics[topic]],
                 shape.topics[topic],
                 app,
                 version,
+                url=url_of[shape.topics[topic]],
                 heartbeat_ms=HEARTBEAT_MS,
                 timeout=PATIENCE_S,
             ) as writer:

@@ -163,7 +163,7 @@ def test_a_message_that_is_too_large_is_told_and_spoils_no_other(
 def test_a_range_is_read_in_pieces_of_at_least_a_byte() -> None:
     for start, end, bytes_max in ((0, 1, 0), (-1, 1, 1), (2, 1, 1)):
         with pytest.raises(UsageError, match="bytes_max of at least 1, not start"):
-            RangeReader("ipc:///nowhere", "t", start, end, bytes_max=bytes_max)
+            RangeReader("t", start, end, url="ipc:///nowhere", bytes_max=bytes_max)
 
 
 def test_lingering_stops_while_too_much_is_not_sent(broker: Any) -> None:

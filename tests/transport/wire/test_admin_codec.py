@@ -48,7 +48,10 @@ def test_an_option_with_its_default_value_is_not_sent() -> None:
         (Manage(1, "overview", "", "", {"since": True}), "must be a whole number, not True"),
         (Manage(1, "alarm", "", "", {"do": "ack", "seconds": "1"}), "must be a number, not '1'"),
         (Manage(1, "close", "t", "", {"to": "all"}), "must be publishers or consumers, not 'all'"),
-        (Manage(1, "create", "t", "", {"retention": {1: 2}}), "must be a map of texts"),
+        (
+            Manage(1, "schedule", "t", "", {"do": "set", "name": "n", "headers": {1: 2}}),
+            "must be a map of texts",
+        ),
         (Manage(1, "create", "t", "", {"brokers": (1, "2")}), "a list, each item a whole number"),
         (Manage(1, "create", "t", "", {"brokers": 5}), "a list, each item a whole number"),
         (Manage(1, "redrive", "t", "", {"to": "u", "origin": ("t",)}), "a list of 3 items"),

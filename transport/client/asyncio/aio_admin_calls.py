@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
-from ...settings import ChannelOptions, NewChannelOptions, RetentionSettings
+from ...settings import ChannelOptions, NewChannelOptions, TopicOptions
 from ...wire.admin_requests import Side
 from ...wire.answers import (
     Added,
@@ -41,12 +41,12 @@ class AdminCalls(Asker):
 
     async def create_topic(
         self,
-        name: str,
-        sync: str = "always",
+        topic: str,
         *,
+        sync: str = "always",
         parts: int = 0,
         brokers: Sequence[int] = (),
-        **retention: Unpack[RetentionSettings],
+        **settings: Unpack[TopicOptions],
     ) -> Made:
         """Create a topic. Returns {"existed": True} if it existed and so was not changed.
 
@@ -55,7 +55,7 @@ class AdminCalls(Asker):
         broker without a cluster has all parts itself.
         """
         return await self._carry_out(
-            administration.create_topic(name, sync, parts=parts, brokers=brokers, **retention)
+            administration.create_topic(topic, sync=sync, parts=parts, brokers=brokers, **settings)
         )
 
     async def add_parts(self, topic: str, count: int, *, brokers: Sequence[int] = ()) -> Added:
@@ -76,14 +76,14 @@ class AdminCalls(Asker):
         """
         return await self._carry_out(administration.move_part(part, broker))
 
-    async def remove_part(self, part: str, force: bool = False) -> PartRemoved:
+    async def remove_part(self, part: str, *, force: bool = False) -> PartRemoved:
         """Remove a part that is closed to publishers, such as "clicks#3". See docs/parts.md.
 
         Raises `Refused` (E_NOT_EMPTY) while the part is open, or a channel has unfinished messages
         in it, unless `force` is True. The last open part stays. Returns {"end": the offset at which
         its log ended}. No part gets its number again.
         """
-        return await self._carry_out(administration.remove_part(part, force))
+        return await self._carry_out(administration.remove_part(part, force=force))
 
     async def cluster(self, *, fresh: bool = False) -> ClusterAnswer:
         """Return the brokers of the cluster, and the topics with parts, as this broker knows them.
@@ -126,13 +126,13 @@ class AdminCalls(Asker):
         )
 
     async def configure_topic(
-        self, name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]
+        self, topic: str, *, sync: str | None = None, **settings: Unpack[TopicOptions]
     ) -> TopicConfigured:
-        """Change the retention of a topic, see `RetentionSettings`, or its sync mode.
+        """Change the settings of a topic, see `TopicOptions`, or its sync mode.
 
         `sync`: always, bucket, interval, or never. All that was published before is synced first.
         """
-        return await self._carry_out(administration.configure_topic(name, sync, **retention))
+        return await self._carry_out(administration.configure_topic(topic, sync=sync, **settings))
 
     async def create_channel(
         self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]
@@ -149,32 +149,32 @@ class AdminCalls(Asker):
         """Change the settings of a channel, see `ChannelOptions`."""
         return await self._carry_out(administration.configure_channel(topic, channel, **settings))
 
-    async def delete_topic(self, name: str, force: bool = False) -> Nothing:
+    async def delete_topic(self, topic: str, *, force: bool = False) -> Nothing:
         """Delete a topic.
 
         Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True. A
         topic with parts must then be closed to publishers, and all of its brokers must answer.
         """
-        return await self._carry_out(administration.delete_topic(name, force))
+        return await self._carry_out(administration.delete_topic(topic, force=force))
 
-    async def close_topic(self, name: str, to: Side = "publishers") -> Closed:
+    async def close_topic(self, topic: str, *, to: Side = "publishers") -> Closed:
         """Close a topic to publishers, or to publishers and consumers.
 
         `to="publishers"`: publishers get E_CLOSED, and consumers can finish the messages that are
         left. `to="consumers"`: both get it, but `Consumer.run` waits until the topic is open again.
         """
-        return await self._carry_out(administration.close_topic(name, to))
+        return await self._carry_out(administration.close_topic(topic, to=to))
 
-    async def open_topic(self, name: str, to: Side = "publishers") -> Closed:
+    async def open_topic(self, topic: str, *, to: Side = "publishers") -> Closed:
         """Open a closed topic to everyone, or with `to="consumers"` only to consumers."""
-        return await self._carry_out(administration.open_topic(name, to))
+        return await self._carry_out(administration.open_topic(topic, to=to))
 
-    async def delete_channel(self, topic: str, channel: str, force: bool = False) -> Nothing:
+    async def delete_channel(self, topic: str, channel: str, *, force: bool = False) -> Nothing:
         """Delete a channel.
 
         Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True.
         """
-        return await self._carry_out(administration.delete_channel(topic, channel, force))
+        return await self._carry_out(administration.delete_channel(topic, channel, force=force))
 
     async def pause(self, topic: str, channel: str | None = None) -> Nothing:
         """Pause a topic, whose channels then get no new messages, or a channel, which delivers
@@ -196,7 +196,7 @@ class AdminCalls(Asker):
         return await self._carry_out(administration.empty(topic, channel))
 
     async def seek(
-        self, topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False
+        self, topic: str, channel: str, where: Place, *, forward: bool = False, clamp: bool = False
     ) -> Moved:
         """Move a channel: back, to read messages again, or forward, to leave messages out.
 
@@ -206,7 +206,9 @@ class AdminCalls(Asker):
         never moves back. A place beyond the topic's end raises `UsageError`. With `clamp`, it means
         the end.
         """
-        return await self._carry_out(administration.seek(topic, channel, where, forward, clamp))
+        return await self._carry_out(
+            administration.seek(topic, channel, where, forward=forward, clamp=clamp)
+        )
 
     async def skip(
         self, topic: str, channel: str, offsets: Sequence[int], *, preview: bool = False
@@ -259,6 +261,7 @@ class AdminCalls(Asker):
         to: str,
         channel: str | None,
         origin: tuple[str, str, str],
+        *,
         chosen: bool = False,
     ) -> Nothing:
         """Ask whether dead letters of `dead_topic` may be published to topic `to`, as `zsq redrive`
@@ -270,17 +273,17 @@ class AdminCalls(Asker):
         are not checked.
         """
         return await self._carry_out(
-            administration.redrive_to(dead_topic, to, channel, origin, chosen)
+            administration.redrive_to(dead_topic, to, channel, origin, chosen=chosen)
         )
 
     async def delayed_list(
-        self, topic: str, after: str = "", limit: int = 1000
+        self, topic: str, *, after: str = "", count: int = 1000
     ) -> list[DelayedRow]:
-        """Return the delayed messages that wait, the next due one first, at most `limit` (1,000).
+        """Return the delayed messages that wait, the next due one first, at most `count` (1,000).
 
-        To get more, call it again with `after` set to the last key. See `DelayedRow`.
+        To get more, call it again with `after` set to the last `delayed_key`. See `DelayedRow`.
         """
-        return await self._carry_out(administration.delayed_list(topic, after, limit))
+        return await self._carry_out(administration.delayed_list(topic, after=after, count=count))
 
     async def delayed_count(self, topic: str) -> DelayedCount:
         """Return the number of delayed messages that wait, see `DelayedCount`."""
@@ -413,7 +416,7 @@ class AdminCalls(Asker):
         return await self._carry_out(administration.unfinished(topic, channel))
 
     async def overview(
-        self, since: int = 0, *, processes: bool = False, alarms: bool = False
+        self, *, since: int = 0, processes: bool = False, alarms: bool = False
     ) -> OverviewAnswer:
         """Return all topics and channels with the values that they last reported.
 
@@ -425,7 +428,7 @@ class AdminCalls(Asker):
         and () as the row of a topic of which only channels changed.
         """
         return await self._carry_out(
-            administration.overview(since, processes=processes, alarms=alarms)
+            administration.overview(since=since, processes=processes, alarms=alarms)
         )
 
     async def find_message(self, id: str) -> list[str]:
@@ -438,7 +441,7 @@ class AdminCalls(Asker):
         return await self._carry_out(administration.find_message(id))
 
     async def history(
-        self, topic: str, channel: str | None = None, span: str = "1d", points: int = 240
+        self, topic: str, channel: str | None = None, *, span: str = "1d", points: int = 240
     ) -> FigureHistory:
         """Return values of a topic or channel over a day ("1d") or 30 days ("30d").
 
@@ -446,10 +449,12 @@ class AdminCalls(Asker):
         "end_ms", "series": {name: values}}, with at most `points` (720) values each. Rates are
         means. A backlog, a depth, and a latency are the largest of their time.
         """
-        return await self._carry_out(administration.history(topic, channel, span, points))
+        return await self._carry_out(
+            administration.history(topic, channel, span=span, points=points)
+        )
 
     async def alarm_ack(
-        self, topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0
+        self, topic: str = "", channel: str = "", *, figure: str = "", seconds: float = 0
     ) -> Silenced:
         """Silence the alarms of a topic or channel, or without a topic those of the broker.
 
@@ -460,19 +465,21 @@ class AdminCalls(Asker):
         alarms are silenced now}.
         """
         return await self._carry_out(
-            administration.alarm_ack(topic, channel, figure, seconds=seconds)
+            administration.alarm_ack(topic, channel, figure=figure, seconds=seconds)
         )
 
-    async def alarm_unack(self, topic: str = "", channel: str = "", figure: str = "") -> Silenced:
+    async def alarm_unack(
+        self, topic: str = "", channel: str = "", *, figure: str = ""
+    ) -> Silenced:
         """End the silences of a topic or channel. Receivers then hear of alarms that are raised."""
-        return await self._carry_out(administration.alarm_unack(topic, channel, figure))
+        return await self._carry_out(administration.alarm_unack(topic, channel, figure=figure))
 
-    async def audit(self, count: int = 100, topic: str = "") -> list[AuditEntry]:
+    async def audit(self, *, count: int = 100, topic: str = "") -> list[AuditEntry]:
         """Return the newest entries of the audit log, the newest first, of all topics or of one.
 
         See `AuditEntry`.
         """
-        return await self._carry_out(administration.audit(count, topic))
+        return await self._carry_out(administration.audit(count=count, topic=topic))
 
     async def handover(self) -> None:
         """Let the primary stop, and its standby take over. See docs/standby.md.

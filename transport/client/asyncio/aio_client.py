@@ -8,7 +8,7 @@ from ..core import peeking, reading
 from ..core.asking import ask_stats
 from ..core.message import Fetched, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek
-from ..core.reading import BYTES_ANY, Archive, Measured
+from ..core.reading import Archive, Measured
 from ..core.requester import RequestEngine
 from .aio_admin_calls import AdminCalls
 from .aio_asker import Asker, Turner
@@ -17,7 +17,9 @@ from .aio_asker import Asker, Turner
 class Admin(AdminBase[Turner[RequestEngine]], AdminCalls):
     """Manage topics and channels. See `zsq.Admin`."""
 
-    async def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
+    async def peek(
+        self, topic: str, channel: str | None = None, *, count: int = PEEK_COUNT
+    ) -> Peek:
         async with Reader(topic, timeout=self._timeout, **self._same_place()) as reader:
             held = await self._carry_out(peeking.place_of(topic, channel, count))
             return await reader._carry_out(peeking.look(topic, channel, held, count))
@@ -43,8 +45,8 @@ class Reader(ReaderBase[Turner[RequestEngine]], Asker):
         request = reading.read_on(self.topic, offset, bytes_max, self._on_data_loss)
         return await self._carry_out(request)
 
-    async def head(self) -> tuple[int, int]:
-        return await self._carry_out(reading.head())
+    async def bounds(self) -> tuple[int, int]:
+        return await self._carry_out(reading.bounds())
 
     async def offset_at(self, time_ns: int) -> int:
         return await self._carry_out(reading.offset_at(time_ns))
@@ -58,10 +60,12 @@ class Reader(ReaderBase[Turner[RequestEngine]], Asker):
     async def message(self, offset: int) -> StoredMessage:
         return await self._carry_out(reading.message(self.topic, offset))
 
-    async def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
+    async def measure(
+        self, start: int, end: int | None = None, *, bytes_max: int | None = None
+    ) -> Measured:
         return await self._carry_out(reading.measure(start, end, bytes_max))
 
     async def uuid(self) -> str:
-        await self.head()
+        await self.bounds()
         assert self._made is not None
         return self._made.engine.uuid

@@ -28,11 +28,14 @@ from .aio_runner import BatchRunner, Runner
 
 
 class Message(MessageView):
-    """One message. Answer it once: with `finish`, `requeue`, `defer`, or `reject`."""
+    """One message. Its `body` is bytes.
+
+    Answer it once: with `finish`, `requeue`, `defer`, or `reject`.
+    """
 
     __slots__ = ()
 
-    async def finish(self, sync: bool = False) -> None:
+    async def finish(self, *, sync: bool = False) -> None:
         """Finish the message. The finish is sent to the broker within 20 ms.
 
         `sync=True` waits until it is committed. See `zsq.Message.finish`.
@@ -80,7 +83,7 @@ class Batch(BatchView[Message]):
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages())
 
-    async def finish(self, sync: bool = False) -> None:
+    async def finish(self, *, sync: bool = False) -> None:
         self.delivery.check_open()
         if sync:
             await self.owner._finish_sync(self.delivery, (EVERY,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     import pyarrow
 
     from ...arrow.batches import BatchMaker
-
-log = logging.getLogger("zsq")
 
 ARROW_BYTES: Final = 1 << 20  # the size of one reply; two replies are in memory
 # `timestampType`, `topic` and `partition` are the same in most rows, so they are optional.
@@ -50,11 +47,3 @@ def _batches(blocks: RangeReader, maker: BatchMaker) -> Iterator[pyarrow.RecordB
 
     with blocks:
         yield from maker.batches(map(aligned, blocks), blocks.start, blocks.end)
-        if blocks.lost:
-            log.warning(
-                "%d messages of topic %s do not exist and were left out; first offset and count "
-                "of each gap: %s",
-                blocks.lost,
-                blocks.topic,
-                blocks.gaps[:20],
-            )

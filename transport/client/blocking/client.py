@@ -16,7 +16,7 @@ from ..core import peeking, reading
 from ..core.asking import ask_stats
 from ..core.message import Batch, Fetched, Message, StoredMessage
 from ..core.peeking import PEEK_COUNT, Peek, Peeked
-from ..core.reading import BYTES_ANY, Archive, Measured, OnDataLoss
+from ..core.reading import Archive, Measured, OnDataLoss
 from ..core.requester import RequestEngine
 from .admin_calls import AdminCalls
 from .arrow_reader import ARROW_BYTES, record_batches
@@ -86,7 +86,7 @@ class Admin(AdminBase[Drive[RequestEngine]], AdminCalls):
     took effect. The audit log has all calls that change something.
     """
 
-    def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
+    def peek(self, topic: str, channel: str | None = None, *, count: int = PEEK_COUNT) -> Peek:
         """Look at up to `count` messages of each state (at most 1,000) without receiving them.
 
         For a channel, these are the messages that it would deliver next, and those in flight (with
@@ -133,9 +133,9 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
         request = reading.read_on(self.topic, offset, bytes_max, self._on_data_loss)
         return self._carry_out(request)
 
-    def head(self) -> tuple[int, int]:
+    def bounds(self) -> tuple[int, int]:
         """Return (oldest kept offset, next offset of the topic): the range that can be read now."""
-        return self._carry_out(reading.head())
+        return self._carry_out(reading.bounds())
 
     def offset_at(self, time_ns: int) -> int:
         """Return the first offset that was stored at this time (nanoseconds since 1970) or later.
@@ -164,8 +164,10 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
         """
         return self._carry_out(reading.message(self.topic, offset))
 
-    def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
-        """Return the size of the messages from `start` to `end` (-1: the durable end).
+    def measure(
+        self, start: int, end: int | None = None, *, bytes_max: int | None = None
+    ) -> Measured:
+        """Return the size of the messages from `start` to `end` (None: the durable end).
 
         The messages from `start` to the returned offset have about `bytes_max` bytes. This offset
         is at most `end`, and above `start` if there is any message. This uses the index and reads
@@ -178,7 +180,7 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
 
         A topic that was deleted and created again has another uuid.
         """
-        self.head()
+        self.bounds()
         assert self._made is not None
         return self._made.engine.uuid
 
@@ -189,7 +191,7 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
         *,
         columns: Sequence[str] | None = None,
         bytes_max: int = ARROW_BYTES,
-        fail_on_data_loss: bool = True,
+        on_data_loss: OnDataLoss = "fail",
     ) -> pyarrow.RecordBatchReader:
         """Return the messages from `start` to `end` (exclusive) as a stream of Arrow batches.
 
@@ -201,25 +203,25 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
           `timestampType`, `topic`, `partition`, `key`, `tag`, `value` (the body), and `headers`,
           with the names and types of Spark's. The default leaves out `timestampType`, `topic` and
           `partition`.
-        - `fail_on_data_loss`: As in `RangeReader`, whose errors the stream raises when it reaches
-          the place. With False, the log (`zsq`) gets a warning.
+        - `on_data_loss`: As in `RangeReader`, whose errors the stream raises when it reaches
+          the place. With "warn", the log (`zsq`) gets a warning.
 
         Raises `UsageError` if pyarrow is not installed (`pip install 'zsq[arrow]'`).
         """
         if start is None or end is None:
-            oldest, head = self.head()
+            oldest, head = self.bounds()
             start = oldest if start is None else start
             end = max(reading.whole("start", start), head) if end is None else end
         place = self._same_place()
         blocks = RangeReader(
-            place["url"],
             self.topic,
             start,
             end,
+            url=place["url"],
             bytes_max=bytes_max,
             bodies=columns is None or "value" in columns,
             timeout=self._timeout,
-            fail_on_data_loss=fail_on_data_loss,
+            on_data_loss=on_data_loss,
             uuid=self.uuid(),
             key_file=place["key_file"],
             transport=place["transport"],

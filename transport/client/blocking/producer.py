@@ -167,7 +167,7 @@ class ReceiptView:
         )
 
     @property
-    def key(self) -> str | None:
+    def delayed_key(self) -> str | None:
         """The key of the first delayed message (32 hex digits), for `Admin.delayed_cancel`, or
         None.
         """
@@ -214,7 +214,9 @@ class ReceiptView:
         return offset
 
     def __repr__(self) -> str:
-        where = f"offset {self.offset}" if self.key is None else f"delayed, {self.key}"
+        where = (
+            f"offset {self.offset}" if self.delayed_key is None else f"delayed, {self.delayed_key}"
+        )
         state = (
             where
             if self.done and not self.error
@@ -421,7 +423,7 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
 
         `delay`: seconds or a timedelta (at most 366 days). The message is added to the topic after
         this time, never earlier. It is sent at once, also with a `linger_ms`. Its receipt has a
-        `key` instead of an offset.
+        `delayed_key` instead of an offset.
 
         `expires_in`: seconds or a timedelta, above the delay. No handler begins the message later
         than this after the broker got it. `revoke_key`: a text of at most 256 bytes, by which

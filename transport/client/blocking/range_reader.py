@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Final
 
@@ -12,11 +13,14 @@ from ...wire.address import Target
 from ...wire.addresses import Url
 from ...wire.credentials import KeyFile
 from ..core.message import Fetched, missing_in
-from ..core.reading import fetch, fetched, whole
+from ..core.reading import OnDataLoss, check_loss_option, fetch, fetched, whole
 from ..core.requester import Request
 from .asker import Asker
 from .producer import TIMEOUT_S
 
+log = logging.getLogger("zsq")
+
+GAPS_LOGGED: Final = 20
 GAPS_MAX: Final = 1000  # the most gaps that are listed; `lost` counts the offsets of all gaps
 
 
@@ -29,8 +33,9 @@ class RangeReader(Asker):
     same range always gives the same messages, also if you iterate again.
 
     Offsets that do not exist (removed by retention, damaged, or beyond the end) raise `DataLoss`
-    when the iteration reaches them. With `fail_on_data_loss=False` they are left out, listed in
-    `gaps` as (first offset, count), and counted in `lost`. Offsets that a topic skips because it
+    when the iteration reaches them. With `on_data_loss` "warn" or "ignore" they are left
+    out, listed in `gaps` as (first offset, count), and counted in `lost`. With "warn", the log
+    (`zsq`) gets a warning at the end. Offsets that a topic skips because it
     was restored from a bucket are left out without an error. With `uuid` (see `Reader.uuid`), a
     topic that was created again under the same name always raises `DataLoss`. Raises `NotFound` if
     the topic does not exist, and, if one reply takes longer than `timeout` seconds,
@@ -39,15 +44,15 @@ class RangeReader(Asker):
 
     def __init__(
         self,
-        url: Url,
         topic: str,
         start: int,
         end: int,
         *,
+        url: Url = None,
         bytes_max: int = 1 << 20,
         bodies: bool = True,
         timeout: float | None = TIMEOUT_S,
-        fail_on_data_loss: bool = True,
+        on_data_loss: OnDataLoss = "fail",
         uuid: str = "",
         key_file: KeyFile = None,
         transport: str | None = None,
@@ -60,6 +65,7 @@ class RangeReader(Asker):
             key_file=key_file,
             transport=transport,
         )
+        check_loss_option(on_data_loss)
         start, end = whole("start", start), whole("end", end)
         bytes_max = whole("bytes_max", bytes_max)
         if not 0 <= start <= end or bytes_max < 1:
@@ -74,7 +80,7 @@ class RangeReader(Asker):
         self.lost = 0
         self._bytes_max = bytes_max
         self._bodies = bodies
-        self._fails = fail_on_data_loss
+        self._on_data_loss = on_data_loss
         self._uuid = uuid
 
     def __iter__(self) -> Iterator[Block]:
@@ -104,6 +110,14 @@ class RangeReader(Asker):
         finally:
             if ahead is not None:
                 self._give_up(ahead)
+        if self.lost and self._on_data_loss == "warn":
+            log.warning(
+                "%d messages of topic %s do not exist and were left out; first offset and count "
+                "of each gap: %s",
+                self.lost,
+                self.topic,
+                self.gaps[:GAPS_LOGGED],
+            )
 
     def _fetch(self, offset: int) -> Request:
         return self._send(fetch(offset, self._bytes_max, bodies=self._bodies))
@@ -121,9 +135,9 @@ class RangeReader(Asker):
 
     def _note(self, first: int, stop: int, batch: Fetched) -> None:
         for missing in missing_in(batch, first, stop):
-            if self._fails:
+            if self._on_data_loss == "fail":
                 advice = (
-                    "To leave them out, set fail_on_data_loss=False (Spark: failOnDataLoss=false, "
+                    'To leave them out, set on_data_loss="warn" (Spark: failOnDataLoss=false, '
                     "zsq export: --skip-lost)"
                 )
                 raise DataLoss(E_DATA_LOSS, f"{missing.text(self.topic)}. {advice}")

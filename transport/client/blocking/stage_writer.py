@@ -1,10 +1,10 @@
 """Exactly-once writing: a StageWriter sends blocks to a stage, a StageCommitter commits stages.
 
-    with StageWriter(url, "clicks", app, version) as writer:      # in each task and each retry
+    with StageWriter("clicks", app, version, url=url) as writer:      # in each task and each retry
         for block in blocks:
             writer.push(block)
         part = writer.seal()
-    StageCommitter(url, "clicks").commit(app, version, parts)     # in one place; may be repeated
+    StageCommitter("clicks", url=url).commit(app, version, parts)  # in one place; may be repeated
 
 Nothing of a stage is visible before a commit names it. A stage that no commit names is dropped
 after some time.
@@ -50,7 +50,7 @@ from .drive import Drive
 from .producer import check_times
 from .program_end import name_of
 
-__all__ = ["STAGE_TIMEOUT_S", "StageCommitter", "StagePart", "StageWriter"]
+__all__ = ["STAGE_TIMEOUT_S", "DiskCommitter", "StageCommitter", "StagePart", "StageWriter"]
 
 STAGE_TIMEOUT_S: Final = 60.0
 
@@ -73,11 +73,11 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
 
     def __init__(
         self,
-        url: Url,
         topic: str,
         app: str,
         version: int,
         *,
+        url: Url = None,
         kind: str = "app",
         partition: int = 0,
         timeout: float | None = STAGE_TIMEOUT_S,
@@ -290,9 +290,9 @@ class StageCommitter(Asker):
 
     def __init__(
         self,
-        url: Url,
         topic: str,
         *,
+        url: Url = None,
         timeout: float | None = STAGE_TIMEOUT_S,
         create: bool = True,
         key_file: KeyFile = None,
@@ -311,8 +311,8 @@ class StageCommitter(Asker):
         app: str,
         version: int,
         parts: Sequence[StagePart | None],
-        kind: str = "app",
         *,
+        kind: str = "app",
         after: int | None = None,
     ) -> Committed:
         """Add all `parts` to the topic, in this order, or none of them.
@@ -328,7 +328,7 @@ class StageCommitter(Asker):
         return answer
 
     def check(
-        self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app"
+        self, app: str, version: int, parts: Sequence[StagePart | None], *, kind: str = "app"
     ) -> None:
         """Check that `commit` with the same arguments would be carried out now, or was already.
 
@@ -337,12 +337,36 @@ class StageCommitter(Asker):
         """
         self._carry_out(ask(_commit(app, version, parts, kind, dry_run=True)))
 
+    def version_of(self, app: str) -> int:
+        """Return the last version of the app that the topic has committed, or -1.
+
+        If the broker ships its topics to a bucket, this waits until the bucket has the commit.
+        """
+        return self.abort(app, VERSION_ASKED)["version"]
+
+    def abort(self, app: str, version: int, stages: Sequence[bytes] = ()) -> Aborted:
+        """Drop all stages of the transaction, and also `stages`.
+
+        With an empty `app`, this drops only `stages`. After the commit, a call changes nothing.
+        Returns {"dropped": the number of stages, "committed": True if the transaction is
+        committed, "version": the last committed version of the app, or -1}.
+        """
+        if app:
+            check_transaction(app, version, "app")
+        answer: Aborted = self._carry_out(
+            ask(Question(lambda number: Abort(number, app, version, tuple(stages))))
+        )
+        return answer
+
+
+class DiskCommitter(StageCommitter):
+    """A committer of the broker's own programs, whose commits are done when they are on disk."""
+
     def commit_here(
         self,
         app: str,
         version: int,
         parts: Sequence[StagePart | None],
-        kind: str = "app",
         *,
         unique: UniqueKey | None = None,
     ) -> None:
@@ -353,7 +377,7 @@ class StageCommitter(Asker):
         that the one message of the parts holds. If an earlier message holds it, the transaction is
         committed without the parts.
         """
-        request = self._send(_commit(app, version, parts, kind, unique=unique))
+        request = self._send(_commit(app, version, parts, "app", unique=unique))
         if self.version_here(app) >= version:
             self._give_up(request)
             return
@@ -369,30 +393,9 @@ class StageCommitter(Asker):
         answer: Committed = self._carry_out(ask(question))
         return answer.get("held", False)
 
-    def version_of(self, app: str) -> int:
-        """Return the last version of the app that the topic has committed, or -1.
-
-        If the broker ships its topics to a bucket, this waits until the bucket has the commit.
-        """
-        return self.abort(app, VERSION_ASKED)["version"]
-
     def version_here(self, app: str) -> int:
         """Return the last version of the app that the topic has on its disk, or -1.
 
         A takeover by a standby may lose the commit, until the bucket has it.
         """
         return self.abort(app, VERSION_ON_DISK)["version"]
-
-    def abort(self, app: str, version: int, stages: Sequence[bytes] = ()) -> Aborted:
-        """Drop all stages of the transaction, and also `stages`.
-
-        With an empty `app`, this drops only `stages`. After the commit, a call changes nothing.
-        Returns {"dropped": the number of stages, "committed": True if the transaction is
-        committed, "version": the last committed version of the app, or -1}.
-        """
-        if app:
-            check_transaction(app, version, "app")
-        answer: Aborted = self._carry_out(
-            ask(Question(lambda number: Abort(number, app, version, tuple(stages))))
-        )
-        return answer

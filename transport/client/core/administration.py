@@ -21,7 +21,7 @@ from ...errors import (
     UsageError,
 )
 from ...names import PARTS_MAX, base_of, check_name, part_name, part_of
-from ...settings import SYNC_MODES, ChannelOptions, NewChannelOptions, RetentionSettings
+from ...settings import SYNC_MODES, ChannelOptions, NewChannelOptions, TopicOptions
 from ...wire.admin_requests import (
     AddPartsRequest,
     AddScheduleRequest,
@@ -106,12 +106,12 @@ FIND_MAX: Final = 20  # parts at other brokers that are asked for one message
 
 
 def create_topic(
-    name: str,
-    sync: str = "always",
+    topic: str,
     *,
+    sync: str = "always",
     parts: int = 0,
     brokers: Sequence[int] = (),
-    **retention: Unpack[RetentionSettings],
+    **settings: Unpack[TopicOptions],
 ) -> Asking[Made]:
     """Create a topic. Returns {"existed": True} if it existed and so was not changed.
 
@@ -119,7 +119,7 @@ def create_topic(
     the brokers of the cluster, in turn, or at `brokers` (numbers of brokers, see `cluster`). A
     broker without a cluster has all parts itself.
     """
-    check_name(name)
+    check_name(topic)
     _check_sync(sync)
     if parts:
         _check_parts(parts)
@@ -127,9 +127,9 @@ def create_topic(
         raise UsageError(E_BAD_ARGUMENT, "brokers are for the parts of a topic: give parts, too")
     return ask_admin(
         CreateTopicRequest(
-            name,
+            topic,
             sync=sync,
-            retention=carried(retention),
+            settings=carried(settings),
             parts=parts or None,
             brokers=tuple(brokers or ()),
         )
@@ -160,7 +160,7 @@ def move_part(part: str, broker: int) -> Asking[Moving]:
     return ask_admin(MovePartRequest(part, broker=_check_broker(broker)))
 
 
-def remove_part(part: str, force: bool = False) -> Asking[PartRemoved]:
+def remove_part(part: str, *, force: bool = False) -> Asking[PartRemoved]:
     """Remove a part that is closed to publishers, such as "clicks#3". See docs/parts.md.
 
     Raises `Refused` (E_NOT_EMPTY) while the part is open, or a channel has unfinished messages
@@ -222,19 +222,19 @@ def set_auto_balance(
 
 
 def configure_topic(
-    name: str, sync: str | None = None, **retention: Unpack[RetentionSettings]
+    topic: str, *, sync: str | None = None, **settings: Unpack[TopicOptions]
 ) -> Asking[TopicConfigured]:
-    """Change the retention of a topic, see `RetentionSettings`, or its sync mode.
+    """Change the settings of a topic, see `TopicOptions`, or its sync mode.
 
     `sync`: always, bucket, interval, or never. All that was published before is synced first.
     """
-    check_name(name)
-    if sync is None and not retention:
-        names = ", ".join(("sync", *RetentionSettings.__annotations__))
+    check_name(topic)
+    if sync is None and not settings:
+        names = ", ".join(("sync", *TopicOptions.__annotations__))
         raise UsageError(E_BAD_ARGUMENT, f"give at least one setting to change: {names}")
     if sync is not None:
         _check_sync(sync)
-    return ask_admin(ConfigureTopicRequest(name, sync=sync, settings=carried(retention)))
+    return ask_admin(ConfigureTopicRequest(topic, sync=sync, settings=carried(settings)))
 
 
 def create_channel(topic: str, channel: str, **settings: Unpack[NewChannelOptions]) -> Asking[Made]:
@@ -257,35 +257,35 @@ def configure_channel(
     return ask_admin(ConfigureChannelRequest(*_names(topic, channel), settings=on_wire(settings)))
 
 
-def delete_topic(name: str, force: bool = False) -> Asking[Nothing]:
+def delete_topic(topic: str, *, force: bool = False) -> Asking[Nothing]:
     """Delete a topic.
 
     Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True. A
     topic with parts must then be closed to publishers, and all of its brokers must answer.
     """
-    request = DeleteRequest(check_name(name), force=force)
+    request = DeleteRequest(check_name(topic), force=force)
     try:
         return (yield from ask_admin(request))
     except HasParts:
-        yield from ask_admin(CheckDrainedRequest(name))
+        yield from ask_admin(CheckDrainedRequest(topic))
         return (yield from ask_admin(replace(request, drained=True)))
 
 
-def close_topic(name: str, to: Side = "publishers") -> Asking[Closed]:
+def close_topic(topic: str, *, to: Side = "publishers") -> Asking[Closed]:
     """Close a topic to publishers, or to publishers and consumers.
 
     `to="publishers"`: publishers get E_CLOSED, and consumers can finish the messages that are
     left. `to="consumers"`: both get it, but `Consumer.run` waits until the topic is open again.
     """
-    return ask_admin(CloseRequest(check_name(name), to=to))
+    return ask_admin(CloseRequest(check_name(topic), to=to))
 
 
-def open_topic(name: str, to: Side = "publishers") -> Asking[Closed]:
+def open_topic(topic: str, *, to: Side = "publishers") -> Asking[Closed]:
     """Open a closed topic to everyone, or with `to="consumers"` only to consumers."""
-    return ask_admin(OpenRequest(check_name(name), to=to))
+    return ask_admin(OpenRequest(check_name(topic), to=to))
 
 
-def delete_channel(topic: str, channel: str, force: bool = False) -> Asking[Nothing]:
+def delete_channel(topic: str, channel: str, *, force: bool = False) -> Asking[Nothing]:
     """Delete a channel.
 
     Raises `Refused` (E_NOT_EMPTY) while it has unfinished messages, unless `force` is True.
@@ -316,7 +316,7 @@ def empty(topic: str, channel: str | None = None) -> Asking[Nothing]:
 
 
 def seek(
-    topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False
+    topic: str, channel: str, where: Place, *, forward: bool = False, clamp: bool = False
 ) -> Asking[Moved]:
     """Move a channel: back, to read messages again, or forward, to leave messages out.
 
@@ -406,6 +406,7 @@ def redrive_to(
     to: str,
     channel: str | None,
     origin: tuple[str, str, str],
+    *,
     chosen: bool = False,
 ) -> Asking[Nothing]:
     """Ask whether dead letters of `dead_topic` may be published to topic `to`, as `zsq redrive`
@@ -428,12 +429,12 @@ def redrive_to(
     )
 
 
-def delayed_list(topic: str, after: str = "", limit: int = 1_000) -> Asking[list[DelayedRow]]:
-    """Return the delayed messages that wait, the next due one first, at most `limit` (1,000).
+def delayed_list(topic: str, *, after: str = "", count: int = 1_000) -> Asking[list[DelayedRow]]:
+    """Return the delayed messages that wait, the next due one first, at most `count` (1,000).
 
-    To get more, call it again with `after` set to the last key. See `DelayedRow`.
+    To get more, call it again with `after` set to the last `delayed_key`. See `DelayedRow`.
     """
-    request = ListDelayedRequest(check_name(topic), after=after, limit=limit)
+    request = ListDelayedRequest(check_name(topic), after=after, limit=count)
     answer = yield from ask_admin(request)
     return list(answer["messages"])
 
@@ -611,7 +612,7 @@ def unfinished(topic: str, channel: str) -> Asking[int]:
 
 
 def overview(
-    since: int = 0, *, processes: bool = False, alarms: bool = False
+    *, since: int = 0, processes: bool = False, alarms: bool = False
 ) -> Asking[OverviewAnswer]:
     """Return all topics and channels with the values that they last reported.
 
@@ -669,7 +670,7 @@ def find_message(id: str) -> Asking[list[str]]:
 
 
 def history(
-    topic: str, channel: str | None = None, span: str = "1d", points: int = 240
+    topic: str, channel: str | None = None, *, span: str = "1d", points: int = 240
 ) -> Asking[FigureHistory]:
     """Return values of a topic or channel over a day ("1d") or 30 days ("30d").
 
@@ -681,7 +682,7 @@ def history(
 
 
 def alarm_ack(
-    topic: str = "", channel: str = "", figure: str = "", *, seconds: float = 0
+    topic: str = "", channel: str = "", *, figure: str = "", seconds: float = 0
 ) -> Asking[Silenced]:
     """Silence the alarms of a topic or channel, or without a topic those of the broker.
 
@@ -695,13 +696,13 @@ def alarm_ack(
     return ask_admin(SilenceAlarmRequest(topic, channel, figure=figure, seconds=seconds))
 
 
-def alarm_unack(topic: str = "", channel: str = "", figure: str = "") -> Asking[Silenced]:
+def alarm_unack(topic: str = "", channel: str = "", *, figure: str = "") -> Asking[Silenced]:
     """End the silences of a topic or channel. Receivers then hear of alarms that are raised."""
     topic = check_name(topic) if topic else ""
     return ask_admin(EndSilenceRequest(topic, channel, figure=figure))
 
 
-def audit(count: int = 100, topic: str = "") -> Asking[list[AuditEntry]]:
+def audit(*, count: int = 100, topic: str = "") -> Asking[list[AuditEntry]]:
     """Return the newest entries of the audit log, the newest first, of all topics or of one.
 
     See `AuditEntry`.

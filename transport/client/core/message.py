@@ -390,11 +390,14 @@ class MessageView:
 
 
 class Message(MessageView):
-    """One message. Answer it once: with `finish`, `requeue`, `defer`, or `reject`."""
+    """One message. Its `body` is bytes.
+
+    Answer it once: with `finish`, `requeue`, `defer`, or `reject`.
+    """
 
     __slots__ = ()
 
-    def finish(self, sync: bool = False) -> None:
+    def finish(self, *, sync: bool = False) -> None:
         """Finish the message.
 
         Without `sync`, this returns at once, and the finish is sent within 20 ms. `flush` waits
@@ -522,7 +525,7 @@ class Batch(BatchView[Message]):
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages())
 
-    def finish(self, sync: bool = False) -> None:
+    def finish(self, *, sync: bool = False) -> None:
         """Finish all messages of the batch, as one range. See `Message.finish`."""
         self.delivery.check_open()
         if sync:

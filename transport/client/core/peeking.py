@@ -115,7 +115,7 @@ def look(topic: str, channel: str | None, data: ChannelLook | None, count: int) 
     if channel is not None and data is not None:
         return (yield from look_at_channel(topic, channel, data, count))
     first = yield from reading.newest(check_count(count))
-    _, head = yield from reading.head()
+    _, head = yield from reading.bounds()
     return (yield from look_at_newest(topic, first, head, count))
 
 

@@ -28,6 +28,7 @@ log = logging.getLogger("zsq")
 OnDataLoss = Literal["warn", "fail", "ignore"]
 LOSS_OPTIONS: Final = get_args(OnDataLoss)
 BYTES_ANY: Final = (1 << 63) - 1  # this value means no bound
+DURABLE_END: Final = -1
 NEWEST_MAX: Final = 10_000
 
 
@@ -136,7 +137,7 @@ def read_on(topic: str, offset: int, bytes_max: int, on_data_loss: OnDataLoss) -
     return batch
 
 
-def head() -> Asking[tuple[int, int]]:
+def bounds() -> Asking[tuple[int, int]]:
     batch = fetched((yield fetch(END, 1)))
     return batch.start, batch.head
 
@@ -169,14 +170,12 @@ def message(topic: str, offset: int) -> Asking[StoredMessage]:
     return stored(topic, offset, (yield from read(offset, 1)))
 
 
-def measure(start: int, end: int, bytes_max: int) -> Asking[Measured]:
-    start, end = whole("start", start), whole("end", end)
-    bytes_max = whole("bytes_max", bytes_max)
-    if start < 0 or end < -1 or bytes_max < 1:
-        text = (
-            "start must be at least 0, end at least 0 or -1 (the durable end), and bytes_max "
-            "at least 1"
-        )
+def measure(start: int, end: int | None, bytes_max: int | None) -> Asking[Measured]:
+    start = whole("start", start)
+    stop = DURABLE_END if end is None else whole("end", end)
+    most = BYTES_ANY if bytes_max is None else whole("bytes_max", bytes_max)
+    if start < 0 or (end is not None and stop < 0) or most < 1:
+        text = "start must be at least 0, end at least 0 or None, and bytes_max at least 1"
         raise UsageError(E_BAD_ARGUMENT, f"{text}, not {start}, {end} and {bytes_max}")
-    size: Size = yield from ask(Question(lambda number: Measure(number, start, end, bytes_max)))
+    size: Size = yield from ask(Question(lambda number: Measure(number, start, stop, most)))
     return Measured(size["bytes"], size["offset"], size["start"], size["head"], size["messages"])

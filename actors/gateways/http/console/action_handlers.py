@@ -25,7 +25,7 @@ from .....transport.client.core.message import id_of
 from .....transport.errors import Refused, ZsqError
 from .....transport.names import check_name, part_of
 from .....transport.reports import ChannelStats
-from .....transport.settings import ChannelOptions, NewChannelOptions, RetentionSettings
+from .....transport.settings import ChannelOptions, NewChannelOptions, TopicOptions
 from .....transport.whole_topic import WholeTopic, whole_topic
 from .....transport.wire.actions import Action
 from .....transport.wire.admin_requests import END, Side
@@ -66,7 +66,7 @@ CLOCKS_DIFFER_S: Final = 60.0  # a time this far ahead still counts as now, as f
 END_S: Final = 0.1  # the time that this client has to close after its publish
 
 
-class TopicChanges(RetentionSettings, total=False):
+class TopicChanges(TopicOptions, total=False):
     """The settings of a topic that may change."""
 
     sync: str
@@ -111,10 +111,10 @@ class ActionHandlers:
             "/api/topic/unpause": lambda topic, *_: source.unpause(topic),
             "/api/topic/empty": lambda topic, *_: source.empty(topic),
             "/api/topic/close": lambda topic, _, options, __: source.close_topic(
-                topic, _side(options)
+                topic, to=_side(options)
             ),
             "/api/topic/open": lambda topic, _, options, __: source.open_topic(
-                topic, _side(options)
+                topic, to=_side(options)
             ),
             "/api/topic/delete": lambda topic, _, options, __: source.delete_topic(
                 topic, force=options.get("force") is True
@@ -184,13 +184,13 @@ class ActionHandlers:
     async def _create_topic(
         self, topic: str, channel: str, options: JsonObject, principal: Principal
     ) -> Mapping[str, object]:
-        retention = options.get("retention") or {}
-        if not isinstance(retention, dict):
-            raise bad("retention must be an object of settings")
+        settings = options.get("settings") or {}
+        if not isinstance(settings, dict):
+            raise bad("settings must be an object of settings")
         return await self._source.create_topic(
             topic,
-            cast("str", options.get("sync") or "always"),
-            **_known(retention, RetentionSettings),
+            sync=cast("str", options.get("sync") or "always"),
+            **_known(settings, TopicOptions),
         )
 
     async def _create_channel(
@@ -357,9 +357,11 @@ class ActionHandlers:
             raise api_error("UNAUTHORIZED")
         try:
             if request.url.path.endswith("/ack"):
-                silenced = await self._source.alarm_ack(topic, channel, figure, seconds=seconds)
+                silenced = await self._source.alarm_ack(
+                    topic, channel, figure=figure, seconds=seconds
+                )
             else:
-                silenced = await self._source.alarm_unack(topic, channel, figure)
+                silenced = await self._source.alarm_unack(topic, channel, figure=figure)
             return answer({"done": True, **silenced})
         finally:
             self._stir()

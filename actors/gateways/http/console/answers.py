@@ -307,16 +307,14 @@ def delayed(rows: Sequence[DelayedRow]) -> list[ShownDelayed]:
     """Return delayed messages for the page. `rows` have only the beginnings of bodies."""
     return [
         {
-            "key": row["key"],
+            "key": row["delayed_key"],
             "due_ms": row["due_ns"] // NS_PER_MS,
             "size": row["size"],
             "body": _beginning(bytes(row["body"]), row["size"]),
             "tag": row["tag"].decode(errors="replace")
             if isinstance(row["tag"], bytes)
             else row["tag"],
-            "message_key": None
-            if row["message_key"] is None
-            else told(bytes(row["message_key"]), KEY_BYTES_MAX),
+            "message_key": None if row["key"] is None else told(bytes(row["key"]), KEY_BYTES_MAX),
         }
         for row in rows
     ]

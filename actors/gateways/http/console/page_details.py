@@ -23,7 +23,7 @@ _NO_LATENCY: Final[Latency] = {"count": 0, "percentiles": ()}
 _QUANTILES: Final = {0.5: "p50_ms", 0.9: "p90_ms", 0.95: "p95_ms", 0.99: "p99_ms", 1.0: "max_ms"}
 _OF_TOPIC: Final = (
     "uuid",
-    "retention",
+    "settings",
     "finished_bytes",
     "held_bytes",
     "held_by",

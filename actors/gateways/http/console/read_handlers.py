@@ -102,7 +102,9 @@ class ReadHandlers:
         names = _series(parameters, [*(CHANNEL_FIGURES if channel else TOPIC_FIGURES)])
         if (span_name := parameters.get("span")) in LONG_SPANS:
             points = number(parameters, "points", LONG_POINTS, 1, LONG_POINTS)
-            report = await self._source.history(topic, channel or None, str(span_name), points)
+            report = await self._source.history(
+                topic, channel or None, span=str(span_name), points=points
+            )
             kept = {name: report["series"].get(name, ()) for name in names}
             return answer({**report, "series": kept})
         span, points = _span(parameters, FINE * 4)
@@ -145,7 +147,7 @@ class ReadHandlers:
         }
 
     async def alarms(self, request: Request) -> Response:
-        overview = await self._source.overview(self._sampler.board.version, alarms=True)
+        overview = await self._source.overview(since=self._sampler.board.version, alarms=True)
         return answer(
             BoardView(principal_of(request)).alarms(overview.get("alarms", self._sampler.alarms))
         )
@@ -213,7 +215,7 @@ class ReadHandlers:
         return answer(chunk_rows(await self._source.chunks(topic)) | {"cursors": cursors})
 
     async def processes(self, request: Request) -> Response:
-        overview = await self._source.overview(self._sampler.board.version, processes=True)
+        overview = await self._source.overview(since=self._sampler.board.version, processes=True)
         rows: list[dict[str, Any]] = [{**row} for row in overview.get("processes", ())]
         memory = await self._memory_of([row["pid"] for row in rows])
         for row in rows:
@@ -230,7 +232,7 @@ class ReadHandlers:
         return answer(
             {
                 "entries": await self._source.audit(
-                    number(parameters_of(request), "count", 100, 1, 1_000)
+                    count=number(parameters_of(request), "count", 100, 1, 1_000)
                 )
             }
         )
@@ -253,7 +255,7 @@ class ReadHandlers:
         topic, channel = _topic(parameters), parameters.get("channel") or ""
         count, room = number(parameters, "count", 20, 1, PEEK_MAX), _room(parameters, 1024)
         async with self._looks.turn(holder_of(request)):
-            peek = await self._source.peek(topic, channel, count)
+            peek = await self._source.peek(topic, channel, count=count)
         return answer(bodies.peeked(peek, await self._node(), room))
 
     async def messages(self, request: Request) -> Response:
@@ -262,7 +264,7 @@ class ReadHandlers:
         count = number(parameters, "count", MESSAGES_MAX, 1, MESSAGES_MAX)
         node = await self._node()
         async with self._looks.turn(holder_of(request)), self._open(topic) as reader:
-            start, head = await reader.head()
+            start, head = await reader.bounds()
             first = max(await self._first(parameters, reader, topic, node, count), start)
             messages, after, missing = await _read(topic, reader, first, head, count)
             shown = [bodies.message(message, node, room) for message in messages]
@@ -281,7 +283,7 @@ class ReadHandlers:
         row = board.topics.get(topic)
         sender = row.channels.get(redrive.CHANNEL) if row is not None else None
         async with self._looks.turn(holder_of(request)), self._open(topic) as reader:
-            start, head = await reader.head()
+            start, head = await reader.bounds()
             first = max(start, _first_letter(sender, head))
             letters, at, missing = await _newest(topic, reader, first, head)
             groups = letter_groups((letter.headers, letter.timestamp_ns) for letter in letters)
@@ -297,7 +299,7 @@ class ReadHandlers:
         parameters = parameters_of(request)
         topic, offset = _topic(parameters), number(parameters, "offset", -1, 0, 1 << 62)
         async with self._looks.turn(holder_of(request)), self._open(topic) as reader:
-            _, head = await reader.head()
+            _, head = await reader.bounds()
             messages, *_ = await _read(topic, reader, offset, head, 1)
         if offset < 0 or not messages or messages[0].offset != offset:
             raise ApiError(404, f"E_NOT_FOUND topic {topic} has no message {offset}")
@@ -312,7 +314,9 @@ class ReadHandlers:
         parameters = parameters_of(request)
         topic, limit = _topic(parameters), number(parameters, "limit", MESSAGES_MAX, 1, 1_000)
         count = await self._source.delayed_count(topic)
-        rows = await self._source.delayed_list(topic, parameters.get("after") or "", limit)
+        rows = await self._source.delayed_list(
+            topic, after=parameters.get("after") or "", count=limit
+        )
         head = {
             "count": count["messages"],
             "bytes": count["bytes"],

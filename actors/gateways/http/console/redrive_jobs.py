@@ -217,7 +217,7 @@ class RedriveJobs:
         url, topic = self._url, job.topic
         async with Reader(topic, url=url, timeout=TIMEOUT_S) as reader:
             ready = READY if job.conditions is None else HELD_MAX
-            job.plan = Redrive(*job.given, (await reader.head())[1], ready=ready)
+            job.plan = Redrive(*job.given, (await reader.bounds())[1], ready=ready)
             if job.offsets is not None:
                 await self._send_chosen(job, job.offsets, reader)
                 return
@@ -329,7 +329,9 @@ class RedriveJobs:
                 principal.require(Action.PUBLISH, route.place.topic)
                 if route.place.channel:
                     check_address(principal, route.place.topic)
-                await self._source.redrive_to(job.topic, *route.place, route.origin, route.chosen)
+                await self._source.redrive_to(
+                    job.topic, *route.place, route.origin, chosen=route.chosen
+                )
             except ZsqError as error:
                 plan.known(route, error)
             else:

@@ -151,7 +151,7 @@ class Sampler:
     async def _sample(self) -> None:
         board = self.board
         try:
-            overview = await self._broker.overview(board.version)
+            overview = await self._broker.overview(since=board.version)
         except ZsqError:
             board.version = 0
             raise
@@ -166,7 +166,7 @@ class Sampler:
         if overview["whole"]:
             self.history.keep_only(board.topics)
         if any(board.broker[name] != before.get(name) for name in ("alarms", "alarmed_ns")):
-            self.alarms = (await self._broker.overview(board.version, alarms=True)).get(
+            self.alarms = (await self._broker.overview(since=board.version, alarms=True)).get(
                 "alarms", self.alarms
             )
             self.alarms_tick = board.tick

@@ -176,7 +176,7 @@ class SearchHandlers:
         room = Room(number(parameters, "body_max", SHOWN_BYTES, 0, BODY_BYTES_MAX))
         node = await self._node()
         async with self._searches.turn(holder_of(request)), self._open(search.topic) as reader:
-            start, head = await reader.head()
+            start, head = await reader.bounds()
             first, end, missing = await search.range(reader, start, head)
             scan = MessageScan(reader, search.topic, first, end, search.wanted)
             shown: list[ShownMessage] = []
@@ -214,7 +214,7 @@ class SearchHandlers:
             # Errors are answered as such only before the first line. The stream opens a reader of
             # its own, because a stream that is never read would not close this one.
             async with self._open(search.topic) as reader:
-                await search.range(reader, *await reader.head())
+                await search.range(reader, *await reader.bounds())
             if request.method == "HEAD":
                 return Response(b"", 200, headers, media_type=NDJSON)
             lines = self._pieces(self._lines(search, count, node, rights_of(request)))
@@ -239,7 +239,7 @@ class SearchHandlers:
         at = search.offset or 0
         try:
             async with self._open(search.topic) as reader:
-                first, end, missing = await search.range(reader, *await reader.head())
+                first, end, missing = await search.range(reader, *await reader.bounds())
                 if missing:
                     gap = removed(at, at + missing, first)
                     yield cut_line(gap.text(search.topic), gap.stop)

@@ -77,7 +77,7 @@ class TailHandlers:
         with self._tails.place(holder_of(request)) as place:
             node = await self._node()
             async with self._open(topic) as reader:
-                head = (await reader.head())[1]
+                head = (await reader.bounds())[1]
                 if offset is None:
                     offset = await reader.newest(back) if back else head
             events = self._events(topic, min(offset, head), each, node, rights_of(request))
@@ -106,7 +106,7 @@ class TailHandlers:
             now_s = time.monotonic()
             if now_s - begun_s >= STREAM_S:
                 break
-            _, head = await reader.head()
+            _, head = await reader.bounds()
             # The topic may end earlier than `at`, for example after a restore.
             turn = pace.turn(min(at, head), head, now_s)
             shown, after, missing = await self._read(

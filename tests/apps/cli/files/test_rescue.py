@@ -78,7 +78,7 @@ class Aside:
 def stored(broker: LocalBroker, topic: str) -> list[bytes]:
     found: list[bytes] = []
     with zsq.Reader(topic, url=broker.url) as reader:
-        while len(found) < (head := reader.head()[1]):
+        while len(found) < (head := reader.bounds()[1]):
             blocks = reader.read(len(found), 1 << 20).blocks
             assert blocks, head
             found += [bytes(body or b"") for block in blocks for body in block.body.values()]
@@ -87,7 +87,7 @@ def stored(broker: LocalBroker, topic: str) -> list[bytes]:
 
 def delayed(broker: LocalBroker, topic: str) -> list[bytes]:
     with zsq.Admin(broker.url) as admin:
-        return [one["body"] for one in admin.delayed_list(topic, "", 100)]
+        return [one["body"] for one in admin.delayed_list(topic, after="", count=100)]
 
 
 def published(aside: Aside) -> Path:

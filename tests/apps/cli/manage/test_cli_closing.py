@@ -187,11 +187,11 @@ def test_retire_waits_for_messages_that_come_back_at_the_last_moment(
         delete = Admin.delete_topic
         sought: list[Moved] = []
 
-        def seek_first(self: Admin, name: str, force: bool = False) -> Nothing:
+        def seek_first(self: Admin, name: str, *, force: bool = False) -> Nothing:
             if not sought:
                 sought.append(admin.seek("f", "c", 0))
                 threading.Timer(1.0, take, (broker,)).start()
-            return delete(self, name, force)
+            return delete(self, name, force=force)
 
         monkeypatch.setattr(Admin, "delete_topic", seek_first)
         found = CliRunner().invoke(topic_retire, ["f", "--url", broker.ipc, "--wait", "60s"])

@@ -34,12 +34,12 @@ class Listing(Closing):
 
     asked: list[int]
 
-    def delayed_list(self, topic: str, after: str, limit: int) -> list[dict[str, Any]]:
-        self.asked.append(limit)
+    def delayed_list(self, topic: str, *, after: str, count: int) -> list[dict[str, Any]]:
+        self.asked.append(count)
         first = int(after, 16) + 1 if after else 0
         return [
-            {"key": f"{number:032x}", "due_ns": 0, "size": 1, "body": b"x"}
-            for number in range(first, min(first + limit, 2_500))
+            {"delayed_key": f"{number:032x}", "due_ns": 0, "size": 1, "body": b"x"}
+            for number in range(first, min(first + count, 2_500))
         ]
 
 
@@ -54,7 +54,7 @@ def test_a_list_is_asked_for_in_turns(
     monkeypatch.setattr(client, "Admin", Listing)
     done = CliRunner().invoke(app, ["delayed", "list", "t", "--json", "-n", str(wanted)])
     assert done.exit_code == 0, done.output
-    keys = [json.loads(line)["key"] for line in done.output.splitlines()]
+    keys = [json.loads(line)["delayed_key"] for line in done.output.splitlines()]
     assert keys == [f"{number:032x}" for number in range(min(wanted, 2_500))]
     assert Listing.asked == asked
 
@@ -65,12 +65,12 @@ def test_a_list_is_asked_for_in_turns(
 def test_a_long_body_is_shown_by_its_beginning(size: int, shown: bool) -> None:
     line = delayed._line(
         {
-            "key": "k",
+            "delayed_key": "k",
             "due_ns": 0,
             "size": size,
             "body": b"x" * size,
             "tag": None,
-            "message_key": None,
+            "key": None,
         }
     )
     assert line.endswith("...") == shown

@@ -23,7 +23,7 @@ class Part:
         self.block = pack(list(bodies), first_offset=0)
         self.away = away
 
-    def head(self) -> tuple[int, int]:
+    def bounds(self) -> tuple[int, int]:
         found = self.read(0)
         return found.start, found.head
 
@@ -79,7 +79,7 @@ def test_what_retention_removes_ahead_of_a_tail_is_lost_but_not_what_it_removed_
         def __init__(self) -> None:
             self.start = 10
 
-        def head(self) -> tuple[int, int]:
+        def bounds(self) -> tuple[int, int]:
             return self.start, 40
 
         def read(self, offset: int, bytes_max: int = 0) -> Fetched:

@@ -169,9 +169,9 @@ def test_alarms_events_and_receivers_are_shown_one_a_line() -> None:
     event: Any = {"time_ns": 10**18, "text": "raised: t/c: depth 1,234 (alarm above 1,000)"}
     receiver: Any = {
         "name": "command tee",
-        "told_count": 3,
+        "sent_count": 3,
         "waiting": 2,
-        "given_up_count": 1,
+        "failed_count": 1,
         "trouble": "ended with exit code 1",
     }
     lines = describe_alarms(

@@ -89,7 +89,7 @@ class Looking(Asking[zsq.StageCommitter, Look]):
     """Asks for the newest version of a topic's transactions."""
 
     def __init__(self, topic: str, url: str) -> None:
-        committer = zsq.StageCommitter(url, topic, timeout=TIMEOUT_S)
+        committer = zsq.StageCommitter(topic, url=url, timeout=TIMEOUT_S)
         super().__init__(f"versions of {topic}", committer, LOOK_EVERY_S)
 
     def ask(self, client: zsq.StageCommitter) -> Look:

@@ -50,7 +50,7 @@ class Transacting(LoadThread):
 
     def work(self) -> None:
         version = 0
-        with zsq.StageCommitter(self._url, self._name, timeout=TIMEOUT_S) as committer:
+        with zsq.StageCommitter(self._name, url=self._url, timeout=TIMEOUT_S) as committer:
             while not self.load.is_ending:
                 self._is_busy = not self.load.pausing.is_set()
                 if self._is_busy and not self.load.pausing.is_set():
@@ -86,7 +86,9 @@ class Transacting(LoadThread):
         parts: list[zsq.StagePart | None] = []
         bodies = history.bodies(sent)
         for count in counts:
-            with zsq.StageWriter(self._url, self._name, APP, version, timeout=TIMEOUT_S) as writer:
+            with zsq.StageWriter(
+                self._name, APP, version, url=self._url, timeout=TIMEOUT_S
+            ) as writer:
                 for block in pack_many(bodies[:count], None, None, None):
                     writer.push(block)
                 parts.append(writer.seal())

@@ -160,7 +160,7 @@ def test_admin_and_reader_return_the_answers_of_the_broker(broker: Broker, run: 
         async with zsq.aio.Reader("t", url=broker.url) as reader:
             found = await reader.read(0)
             assert (found.head, [block.count for block in found.blocks]) == (2, [2])
-            assert await reader.head() == (0, 2)
+            assert await reader.bounds() == (0, 2)
             assert await reader.uuid() == "0"
             assert await reader.offset_at(1) == 0
             assert (await reader.measure(0)).offset == 2

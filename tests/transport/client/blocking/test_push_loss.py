@@ -91,7 +91,7 @@ def test_a_stage_on_the_same_ways_loses_nothing(storage: Any) -> None:
     killer = threading.Thread(target=die_again_and_again)
     killer.start()
     rows = [[b"%08d" % i * 25] * A_MESSAGE for i in range(MESSAGES)]
-    with StageWriter(storage.url, "t", "app", 1, window_bytes=4 << 20) as writer:
+    with StageWriter("t", "app", 1, url=storage.url, window_bytes=4 << 20) as writer:
         for bodies in rows:
             writer.push(pack(bodies))
         part = writer.seal()

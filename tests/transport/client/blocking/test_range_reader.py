@@ -50,19 +50,19 @@ def offsets(reader: RangeReader) -> list[int]:
 
 def test_a_range_is_read_whole_each_time(broker: Broker) -> None:
     fill(broker, 35)
-    with RangeReader(broker.url, "t", 15, 295) as reader:
+    with RangeReader("t", 15, 295, url=broker.url) as reader:
         assert offsets(reader) == list(range(10, 300)), "whole blocks, those that overlap"
         assert offsets(reader) == list(range(10, 300))
         assert (reader.gaps, reader.lost) == ([], 0)
-    with RangeReader(broker.url, "t", 0, 350) as reader:
+    with RangeReader("t", 0, 350, url=broker.url) as reader:
         assert offsets(reader) == list(range(350))
-    with RangeReader(broker.url, "t", 20, 20) as reader:
+    with RangeReader("t", 20, 20, url=broker.url) as reader:
         assert offsets(reader) == []
 
 
 def test_the_next_request_is_out_before_a_block_is_handed_over(broker: Broker) -> None:
     fill(broker, 35)
-    with RangeReader(broker.url, "t", 0, 350) as reader:
+    with RangeReader("t", 0, 350, url=broker.url) as reader:
         blocks = iter(reader)
         next(blocks)
         broker.wait_for(lambda: broker.count(p.Fetch) == 2)
@@ -78,7 +78,7 @@ def test_the_next_request_is_out_before_a_block_is_handed_over(broker: Broker) -
 
 def test_nothing_is_asked_beyond_the_range(broker: Broker) -> None:
     fill(broker, 35)
-    with RangeReader(broker.url, "t", 0, 100) as reader:
+    with RangeReader("t", 0, 100, url=broker.url) as reader:
         assert offsets(reader) == list(range(100))
     assert broker.count(p.Fetch) == 1
 
@@ -107,12 +107,12 @@ def test_lost_offsets_are_an_error_or_a_counted_gap(
     lose(broker, first, stop)
     rest = [offset for offset in range(350) if not first <= offset < stop]
     with (
-        RangeReader(broker.url, "t", 0, 350) as reader,
+        RangeReader("t", 0, 350, url=broker.url) as reader,
         pytest.raises(DataLoss, match=text) as caught,
     ):
         offsets(reader)
     assert caught.value.code == E_DATA_LOSS
-    with RangeReader(broker.url, "t", 0, 350, fail_on_data_loss=False) as reader:
+    with RangeReader("t", 0, 350, url=broker.url, on_data_loss="warn") as reader:
         assert offsets(reader) == rest
         assert (reader.gaps, reader.lost) == ([(first, stop - first)], stop - first)
 
@@ -124,7 +124,7 @@ def test_the_first_gaps_are_listed_and_all_are_counted(
     for first in range(20, 340, 20):
         lose(broker, first, first + 10)
     monkeypatch.setattr(range_reader, "GAPS_MAX", 3)
-    with RangeReader(broker.url, "t", 0, 350, fail_on_data_loss=False) as reader:
+    with RangeReader("t", 0, 350, url=broker.url, on_data_loss="warn") as reader:
         assert len(offsets(reader)) == 190
         assert (reader.gaps, reader.lost) == ([(20, 10), (40, 10), (60, 10)], 160)
 
@@ -132,21 +132,21 @@ def test_the_first_gaps_are_listed_and_all_are_counted(
 def test_offsets_beyond_the_end_are_data_loss(broker: Broker) -> None:
     fill(broker, 3)
     with (
-        RangeReader(broker.url, "t", 10, 40) as reader,
+        RangeReader("t", 10, 40, url=broker.url) as reader,
         pytest.raises(DataLoss, match=r"offsets 30 to 39 .* now ends at offset 30"),
     ):
         offsets(reader)
-    with RangeReader(broker.url, "t", 40, 50, fail_on_data_loss=False) as reader:
+    with RangeReader("t", 40, 50, url=broker.url, on_data_loss="warn") as reader:
         assert offsets(reader) == []
         assert reader.lost == 10
 
 
 def test_a_topic_with_another_uuid_is_data_loss(broker: Broker) -> None:
     fill(broker, 3)
-    with RangeReader(broker.url, "t", 0, 30, uuid="0") as reader:
+    with RangeReader("t", 0, 30, url=broker.url, uuid="0") as reader:
         assert len(offsets(reader)) == 30
     with (
-        RangeReader(broker.url, "t", 0, 30, uuid="1", fail_on_data_loss=False) as reader,
+        RangeReader("t", 0, 30, url=broker.url, uuid="1", on_data_loss="warn") as reader,
         pytest.raises(DataLoss, match="created again"),
     ):
         offsets(reader)
@@ -154,7 +154,7 @@ def test_a_topic_with_another_uuid_is_data_loss(broker: Broker) -> None:
 
 def test_a_range_is_read_whole_although_the_broker_restarts(broker: Broker) -> None:
     fill(broker, 35)
-    with RangeReader(broker.url, "t", 0, 350) as reader:
+    with RangeReader("t", 0, 350, url=broker.url) as reader:
         blocks = iter(reader)
         found = [next(blocks).first_offset]
         broker.die()
@@ -166,7 +166,7 @@ def test_a_range_is_read_whole_although_the_broker_restarts(broker: Broker) -> N
 @pytest.mark.parametrize(
     "make",
     [
-        lambda url: RangeReader(url, "t", 0, 10),
+        lambda url: RangeReader("t", 0, 10, url=url),
         lambda url: zsq.Reader("t", url=url, timeout=5, patient=True),
     ],
 )
@@ -183,7 +183,9 @@ def test_a_topic_that_is_started_again_is_waited_for(
     mender = threading.Thread(target=mend)
     mender.start()
     with make(broker.url) as reader:
-        assert (reader.head()[1] if isinstance(reader, zsq.Reader) else len(offsets(reader))) == 10
+        assert (
+            reader.bounds()[1] if isinstance(reader, zsq.Reader) else len(offsets(reader))
+        ) == 10
     mender.join(5)
 
 
@@ -191,12 +193,12 @@ def test_a_bucket_that_is_away_is_waited_for(broker: Broker) -> None:
     fill(broker, 3)
     away = (E_BUCKET, "no answer from the bucket")
     broker.fetch_errors.extend([away] * 4)
-    with RangeReader(broker.url, "t", 0, 30, timeout=20) as reader:
+    with RangeReader("t", 0, 30, url=broker.url, timeout=20) as reader:
         assert offsets(reader) == list(range(30))
     assert not broker.fetch_errors
     broker.fetch_errors.extend([away] * 1_000)
     with (
-        RangeReader(broker.url, "t", 0, 30, timeout=0.5) as reader,
+        RangeReader("t", 0, 30, url=broker.url, timeout=0.5) as reader,
         pytest.raises(zsq.Refused, match="E_BUCKET no answer from the bucket"),
     ):
         offsets(reader)
@@ -212,7 +214,7 @@ def test_a_bucket_that_is_away_is_waited_for(broker: Broker) -> None:
 def test_a_broker_that_ends_after_its_bucket_was_away_is_the_reason(broker: Broker) -> None:
     fill(broker, 3)
     broker.fetch_errors.extend([(E_BUCKET, "no answer from the bucket")] * 1_000)
-    with RangeReader(broker.url, "t", 0, 30, timeout=2) as reader:
+    with RangeReader("t", 0, 30, url=broker.url, timeout=2) as reader:
         ended = threading.Thread(
             target=lambda: (broker.wait_for(lambda: broker.count(p.Fetch) >= 2), broker.die())
         )
@@ -227,7 +229,7 @@ def test_a_patient_reader_gives_up_after_its_timeout(broker: Broker) -> None:
     broker.lookup_error = (E_TOPIC_FAILED, "its disk is full")
     text = r"E_TOPIC_FAILED reader t at .* could not be reached for 0\.3 s: its disk is full"
     with (
-        RangeReader(broker.url, "t", 0, 10, timeout=0.3) as reader,
+        RangeReader("t", 0, 10, url=broker.url, timeout=0.3) as reader,
         pytest.raises(zsq.Refused, match=text),
     ):
         offsets(reader)
@@ -237,14 +239,14 @@ def test_a_patient_reader_gives_up_after_its_timeout(broker: Broker) -> None:
         zsq.Reader("t", url=broker.url) as impatient,
         pytest.raises(zsq.Refused, match=r"E_TOPIC_FAILED its disk is full"),
     ):
-        impatient.head()
+        impatient.bounds()
     assert broker.count(p.Lookup) == before + 1
 
 
 def test_each_wrong_range_is_refused(broker: Broker) -> None:
     for start, end in ((-1, 5), (6, 5)):
         with pytest.raises(zsq.UsageError, match="range"):
-            RangeReader(broker.url, "t", start, end)
+            RangeReader("t", start, end, url=broker.url)
 
 
 class Number:
@@ -265,7 +267,7 @@ def test_an_offset_of_another_type_is_refused_at_once(broker: Broker, wrong: Any
         with pytest.raises(zsq.UsageError, match="start must be a whole number, not"):
             reader.measure(wrong)
         with pytest.raises(zsq.UsageError, match="end must be a whole number, not"):
-            RangeReader(broker.url, "t", 0, wrong)
+            RangeReader("t", 0, wrong, url=broker.url)
         if wrong is not None:
             with pytest.raises(zsq.UsageError, match="start must be a whole number, not"):
                 reader.arrow(wrong)
@@ -276,7 +278,7 @@ def test_an_offset_of_another_type_is_refused_at_once(broker: Broker, wrong: Any
 def test_reader_reports_head_uuid_offsets_and_sizes(broker: Broker) -> None:
     in_broker(broker, lambda: [broker.put(b"x"), broker.put(b"y")])
     with zsq.Reader("t", url=broker.url) as reader:
-        assert reader.head() == (0, 2)
+        assert reader.bounds() == (0, 2)
         assert reader.uuid() == "0"
         assert reader.offset_at(1) == 0
         assert reader.offset_at(2_000_000_000_000_000_000) == 2

@@ -84,8 +84,8 @@ def test_blocking_clients_find_the_primary_beside_a_standby(
     with zsq.Admin(url, timeout=20) as admin:
         assert admin.ping() == "OK"
     with zsq.Reader("t", url=tuple(url), timeout=20) as reader:
-        assert reader.head() == (0, 1)
-    with RangeReader(url, "t", 0, 1, timeout=20) as blocks:
+        assert reader.bounds() == (0, 1)
+    with RangeReader("t", 0, 1, url=url, timeout=20) as blocks:
         assert sum(block.count for block in blocks) == 1
     assert (standby.asked > 0) == first, "only the first client has asked, if at all"
     assert standby.asked <= 1
@@ -107,7 +107,7 @@ def test_asyncio_clients_find_the_primary_beside_a_standby(
         async with zsq.aio.Admin(url, timeout=20) as admin:
             assert await admin.ping() == "OK"
         async with zsq.aio.Reader("t", url=url, timeout=20) as reader:
-            assert await reader.head() == (0, 1)
+            assert await reader.bounds() == (0, 1)
 
     asyncio.run(main())
 
@@ -265,12 +265,12 @@ def test_a_reader_does_not_mix_two_topics(broker: FakeBroker, other: FakeBroker)
     other.uuid = "1"
     other.start()
     with zsq.Reader("t", url=[broker.url, other.url], timeout=20) as reader:
-        assert reader.head() == (0, 1)
+        assert reader.bounds() == (0, 1)
         broker.die()
         with pytest.raises(DataLoss, match=f"at {other.url} is another topic") as caught:
-            reader.head()
+            reader.bounds()
         assert caught.value.code == E_DATA_LOSS
-        assert reader.head() == (0, 1), "the caller knows it now"
+        assert reader.bounds() == (0, 1), "the caller knows it now"
 
 
 def test_a_reader_goes_on_at_a_broker_with_the_same_topic(
@@ -318,9 +318,9 @@ def use(kind: str, url: Any, timeout: float = 1.0) -> None:
             admin.ping()
     elif kind == "reader":
         with zsq.Reader("t", url=url, timeout=timeout) as reader:
-            reader.head()
+            reader.bounds()
     else:
-        with StageCommitter(url, "t", timeout=timeout) as committer:
+        with StageCommitter("t", url=url, timeout=timeout) as committer:
             committer.commit("app", 1, [])
 
 

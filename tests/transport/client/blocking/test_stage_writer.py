@@ -14,7 +14,7 @@ from support.fake_stages import CREDIT, FakeStages
 
 import zsq
 from zsq.transport.block.block import Block, pack
-from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
+from zsq.transport.client.blocking.stage_writer import DiskCommitter, StageCommitter, StageWriter
 from zsq.transport.client.core import stage_session as session_stage
 from zsq.transport.errors import E_BAD_BLOCK, E_DISK_FULL, E_LIMIT, E_NOT_FOUND, E_TOPIC_FAILED
 from zsq.transport.wire import protocol as p
@@ -36,7 +36,7 @@ def push(writer: StageWriter, blocks: int, first: int = 0, size: int = 20_000) -
 
 def test_a_commit_here_is_known_without_an_answer_of_the_bucket(storage: FakeStages) -> None:
     storage.is_behind = True
-    with StageCommitter(storage.url, "t", timeout=20) as committer:
+    with DiskCommitter("t", url=storage.url, timeout=20) as committer:
         assert committer.version_here("app") == -1
         committer.commit_here("app", 3, [])
         assert committer.version_here("app") == 3
@@ -54,7 +54,7 @@ def test_a_commit_here_is_known_without_an_answer_of_the_bucket(storage: FakeSta
 
 def test_a_commit_here_that_fails_says_so(storage: FakeStages) -> None:
     storage.deaf_to = {p.Commit}
-    with StageCommitter(storage.url, "t", timeout=0.5) as committer:
+    with DiskCommitter("t", url=storage.url, timeout=0.5) as committer:
         with pytest.raises(zsq.BrokerUnreachable):
             committer.commit_here("app", 3, [])
         with pytest.raises(zsq.UsageError, match="version must be a number"):
@@ -64,8 +64,8 @@ def test_a_commit_here_that_fails_says_so(storage: FakeStages) -> None:
 def test_a_topic_in_memory_is_refused_before_anything_is_sent() -> None:
     nowhere, topic = "tcp://127.0.0.1:1", "t#ephemeral"
     for made in (
-        lambda: StageWriter(nowhere, topic, "app", 1),
-        lambda: StageCommitter(nowhere, topic),
+        lambda: StageWriter(topic, "app", 1, url=nowhere),
+        lambda: StageCommitter(topic, url=nowhere),
     ):
         with pytest.raises(zsq.UsageError, match=r"E_UNSUPPORTED.*use one on disk"):
             made()
@@ -75,14 +75,14 @@ def test_a_writer_waits_for_a_broker_also_without_a_time_out_of_the_user() -> No
     """An outbox makes a writer for each batch, and its broker may be starting again."""
     url, timeout = "tcp://127.0.0.1:1", DefaultTimeout(1.5)
     with (
-        StageWriter(url, "t", "app", 1, timeout=timeout) as writer,
+        StageWriter("t", "app", 1, url=url, timeout=timeout) as writer,
         pytest.raises(zsq.BrokerUnreachable, match="E_TIMEOUT"),
     ):
         push(writer, 1)
 
 
 def test_pushed_blocks_are_sealed_once_and_committed_once(storage: FakeStages) -> None:
-    with StageWriter(storage.url, "t", "app", 3, kind="job", partition=5) as writer:
+    with StageWriter("t", "app", 3, url=storage.url, kind="job", partition=5) as writer:
         push(writer, 100)
         assert not writer.committed
         part = writer.seal()
@@ -97,7 +97,7 @@ def test_pushed_blocks_are_sealed_once_and_committed_once(storage: FakeStages) -
     assert (opened.app, opened.version, opened.kind, opened.partition) == ("app", 3, "job", 5)
     storage.wait_for(lambda: storage.count(p.Bye) == 1)
     assert storage.count(p.Abort) == 0
-    with StageCommitter(storage.url, "t") as committer:
+    with StageCommitter("t", url=storage.url) as committer:
         assert committer.commit("app", 3, [part, None], kind="job") == {
             "first_offset": 0,
             "messages": 100,
@@ -106,7 +106,7 @@ def test_pushed_blocks_are_sealed_once_and_committed_once(storage: FakeStages) -
         assert committer.commit("app", 3, [part], kind="job")["repeated"]
         answer = {"dropped": 1, "committed": False, "version": 3}
         assert committer.abort("app", 3, [stage]) == answer
-    with StageWriter(storage.url, "t", "app", 3) as writer:
+    with StageWriter("t", "app", 3, url=storage.url) as writer:
         push(writer, 3)
         assert writer.committed
         push(writer, 3)
@@ -114,7 +114,7 @@ def test_pushed_blocks_are_sealed_once_and_committed_once(storage: FakeStages) -
 
 
 def test_a_writer_without_a_push_opens_no_stage(storage: FakeStages) -> None:
-    with StageWriter(storage.url, "t", "app", 3) as writer:
+    with StageWriter("t", "app", 3, url=storage.url) as writer:
         assert writer.seal() is None
         with pytest.raises(zsq.UsageError, match="sealed"):
             writer.push(block(0))
@@ -122,7 +122,7 @@ def test_a_writer_without_a_push_opens_no_stage(storage: FakeStages) -> None:
 
 
 def test_memory_is_bounded_by_the_window(storage: FakeStages) -> None:
-    with StageWriter(storage.url, "t", "app", 1, window_bytes=400_000) as writer:
+    with StageWriter("t", "app", 1, url=storage.url, window_bytes=400_000) as writer:
         for number in range(200):
             writer.push(block(number))
             drive = writer._made
@@ -143,7 +143,7 @@ def test_lost_pushes_are_pushed_again(
     # If the last pushes are lost, the storage sees no gap.
     monkeypatch.setattr(session_stage, "STALL_NS", 200_000_000)
     storage.lose = lost
-    with StageWriter(storage.url, "t", "app", 1) as writer:
+    with StageWriter("t", "app", 1, url=storage.url) as writer:
         push(writer, 100)
         part = writer.seal()
     assert part is not None
@@ -152,7 +152,7 @@ def test_lost_pushes_are_pushed_again(
 
 @pytest.mark.parametrize("keep", [0, 1, 5])
 def test_a_stage_is_sealed_whole_although_storage_died(storage: FakeStages, keep: int) -> None:
-    with StageWriter(storage.url, "t", "app", 1, window_bytes=400_000) as writer:
+    with StageWriter("t", "app", 1, url=storage.url, window_bytes=400_000) as writer:
         push(writer, 50)
         storage.die(keep)
         storage.start()
@@ -165,7 +165,7 @@ def test_a_stage_is_sealed_whole_although_storage_died(storage: FakeStages, keep
 
 
 def test_a_sealed_stage_can_be_committed_after_storage_died(storage: FakeStages) -> None:
-    with StageWriter(storage.url, "t", "app", 1) as writer:
+    with StageWriter("t", "app", 1, url=storage.url) as writer:
         push(writer, 50)
         part = writer.seal()
         storage.die()
@@ -173,7 +173,7 @@ def test_a_sealed_stage_can_be_committed_after_storage_died(storage: FakeStages)
     assert part is not None
     assert storage.bodies(part[0]) == wanted(50)
     assert storage.count(p.OpenStage) == 1, "a sealed stage needs no link"
-    with StageCommitter(storage.url, "t", timeout=10) as committer:
+    with StageCommitter("t", url=storage.url, timeout=10) as committer:
         storage.deaf_to.add(p.Commit)
 
         def die_and_start() -> None:
@@ -190,7 +190,7 @@ def test_a_sealed_stage_can_be_committed_after_storage_died(storage: FakeStages)
 
 def test_credit_holds_the_writer_back(storage: FakeStages) -> None:
     storage.hold = True
-    writer = StageWriter(storage.url, "t", "app", 1, window_bytes=1 << 20, timeout=0.5)
+    writer = StageWriter("t", "app", 1, url=storage.url, window_bytes=1 << 20, timeout=0.5)
     with pytest.raises(
         zsq.BrokerUnreachable, match=r"no progress for 0.5 s .*0 of 52 blocks have arrived"
     ):
@@ -222,7 +222,7 @@ def test_a_link_that_comes_and_goes_is_no_progress(
 
     helper = threading.Thread(target=let_go_in_the_end)
     helper.start()
-    with StageWriter(storage.url, "t", "app", 1, timeout=0.9) as writer:
+    with StageWriter("t", "app", 1, url=storage.url, timeout=0.9) as writer:
         push(writer, 1)
         with pytest.raises(zsq.BrokerUnreachable, match=r"no progress for 0\.9 s"):
             writer.seal()
@@ -233,7 +233,7 @@ def test_a_link_that_comes_and_goes_is_no_progress(
 
 
 def test_many_small_blocks_are_sealed_in_order(storage: FakeStages) -> None:
-    with StageWriter(storage.url, "t", "app", 1) as writer:
+    with StageWriter("t", "app", 1, url=storage.url) as writer:
         push(writer, 3000, size=5)
         part = writer.seal()
     assert part is not None
@@ -242,7 +242,7 @@ def test_many_small_blocks_are_sealed_in_order(storage: FakeStages) -> None:
 
 def test_a_full_disk_is_waited_out(storage: FakeStages) -> None:
     storage.failures.extend([E_DISK_FULL, E_DISK_FULL])
-    with StageWriter(storage.url, "t", "app", 1) as writer:
+    with StageWriter("t", "app", 1, url=storage.url) as writer:
         push(writer, 10)
         part = writer.seal()
     assert part is not None
@@ -251,7 +251,7 @@ def test_a_full_disk_is_waited_out(storage: FakeStages) -> None:
 
 def test_a_disk_that_stays_full_is_reported_after_the_timeout(storage: FakeStages) -> None:
     storage.failures.extend([E_DISK_FULL] * 100)
-    with StageWriter(storage.url, "t", "app", 1, timeout=0.5) as writer:
+    with StageWriter("t", "app", 1, url=storage.url, timeout=0.5) as writer:
         push(writer, 10)
         with pytest.raises(zsq.Refused, match=r"E_DISK_FULL .*accepted no more blocks for 0.5 s"):
             writer.seal()
@@ -259,12 +259,12 @@ def test_a_disk_that_stays_full_is_reported_after_the_timeout(storage: FakeStage
 
 def test_no_credit_left_is_waited_out(storage: FakeStages) -> None:
     storage.refuse_open.extend([E_LIMIT, E_LIMIT])
-    with StageWriter(storage.url, "t", "app", 1) as writer:
+    with StageWriter("t", "app", 1, url=storage.url) as writer:
         push(writer, 10)
         assert writer.seal() is not None
     storage.refuse_open.extend([E_LIMIT] * 1000)
     with (
-        StageWriter(storage.url, "t", "app", 1, timeout=0.3) as writer,
+        StageWriter("t", "app", 1, url=storage.url, timeout=0.3) as writer,
         pytest.raises(zsq.Refused, match="E_LIMIT"),
     ):
         writer.push(block(0))
@@ -272,12 +272,12 @@ def test_no_credit_left_is_waited_out(storage: FakeStages) -> None:
 
 def test_a_topic_that_is_started_again_is_waited_for(storage: FakeStages) -> None:
     storage.refuse_open.extend([E_TOPIC_FAILED, E_TOPIC_FAILED])
-    with StageWriter(storage.url, "t", "app", 1) as writer:
+    with StageWriter("t", "app", 1, url=storage.url) as writer:
         push(writer, 10)
         assert writer.seal() is not None
     storage.refuse_open.extend([E_TOPIC_FAILED] * 1000)
     with (
-        StageWriter(storage.url, "t", "app", 1, timeout=0.3) as writer,
+        StageWriter("t", "app", 1, url=storage.url, timeout=0.3) as writer,
         pytest.raises(zsq.Refused, match=r"E_TOPIC_FAILED .*as the test wants it"),
     ):
         writer.push(block(0))
@@ -285,7 +285,7 @@ def test_a_topic_that_is_started_again_is_waited_for(storage: FakeStages) -> Non
 
 def test_a_final_refusal_is_raised_and_ends_the_stage(storage: FakeStages) -> None:
     storage.refuse_open.append(E_NOT_FOUND)
-    with StageWriter(storage.url, "t", "app", 1) as writer:
+    with StageWriter("t", "app", 1, url=storage.url) as writer:
         for _ in range(2):
             with pytest.raises(zsq.NotFound, match="as the test wants it"):
                 writer.push(block(0))
@@ -296,7 +296,7 @@ def test_a_final_refusal_is_raised_and_ends_the_stage(storage: FakeStages) -> No
         writer.seal()
 
     with (
-        StageWriter(storage.url, "t", "app", 1) as writer,
+        StageWriter("t", "app", 1, url=storage.url) as writer,
         pytest.raises(zsq.UsageError, match=E_BAD_BLOCK),
     ):
         push_and_seal(writer)  # the answer comes during one of the two calls
@@ -304,7 +304,7 @@ def test_a_final_refusal_is_raised_and_ends_the_stage(storage: FakeStages) -> No
 
 
 def test_a_stage_that_storage_lost_is_reported(storage: FakeStages) -> None:
-    with StageWriter(storage.url, "t", "app", 1, window_bytes=100_000) as writer:
+    with StageWriter("t", "app", 1, url=storage.url, window_bytes=100_000) as writer:
         push(writer, 50)
         storage.die()
         storage.stages.clear()
@@ -315,7 +315,7 @@ def test_a_stage_that_storage_lost_is_reported(storage: FakeStages) -> None:
 
 
 def test_a_topic_that_is_deleted_is_not_made_again(storage: FakeStages) -> None:
-    with StageWriter(storage.url, "t", "app", 1) as writer:
+    with StageWriter("t", "app", 1, url=storage.url) as writer:
         push(writer, 1)
         storage.die()
         storage.refuse_open.append(E_NOT_FOUND)
@@ -331,7 +331,7 @@ def test_a_topic_that_is_deleted_is_not_made_again(storage: FakeStages) -> None:
 
 
 def test_closing_without_a_seal_gives_the_stage_up(storage: FakeStages) -> None:
-    writer = StageWriter(storage.url, "t", "app", 1)
+    writer = StageWriter("t", "app", 1, url=storage.url)
     push(writer, 5)
     [stage] = storage.stages
     writer.close()
@@ -344,7 +344,7 @@ def test_closing_without_a_seal_gives_the_stage_up(storage: FakeStages) -> None:
 
 
 def test_writer_and_committer_report_an_unreachable_broker(tmp_path: Path) -> None:
-    with StageWriter(f"ipc://{tmp_path}/none", "t", "app", 1, timeout=0.3) as writer:
+    with StageWriter("t", "app", 1, url=f"ipc://{tmp_path}/none", timeout=0.3) as writer:
         with pytest.raises(
             zsq.BrokerUnreachable,
             match=r"E_TIMEOUT stage t at ipc://.*/none: no progress for 0.3 s .*zsq serve",
@@ -353,14 +353,14 @@ def test_writer_and_committer_report_an_unreachable_broker(tmp_path: Path) -> No
         with pytest.raises(zsq.BrokerUnreachable):
             writer.push(block(0))
     with (
-        StageCommitter(f"ipc://{tmp_path}/none", "t", timeout=0.3) as committer,
+        StageCommitter("t", url=f"ipc://{tmp_path}/none", timeout=0.3) as committer,
         pytest.raises(zsq.BrokerUnreachable),
     ):
         committer.commit("app", 1, [])
 
 
 def test_an_idle_writer_sends_beats_and_opens_again_without_answer(storage: FakeStages) -> None:
-    with StageWriter(storage.url, "t", "app", 1, heartbeat_ms=1000) as writer:
+    with StageWriter("t", "app", 1, url=storage.url, heartbeat_ms=1000) as writer:
         push(writer, 1)
         storage.wait_for(lambda: storage.count(p.Beat) >= 2)
         storage.deaf_to.add(p.Beat)
@@ -371,13 +371,13 @@ def test_an_idle_writer_sends_beats_and_opens_again_without_answer(storage: Fake
 @pytest.mark.parametrize(
     "make",
     [
-        lambda url: StageWriter(url, "t", "", 1),
-        lambda url: StageWriter(url, "../t", "a", 1),
-        lambda url: StageWriter(url, "t", "a", 1, kind="batch"),
-        lambda url: StageWriter(url, "t", "a", 1, window_bytes=0),
-        lambda url: StageWriter(url, "t", "a", 1, timeout=0),
-        lambda url: StageCommitter(url, "t").commit("a", 1, [(b"", 0, 0, 0, 0)] * 10_001),
-        lambda url: StageCommitter(url, "t").abort("a", -1),
+        lambda url: StageWriter("t", "", 1, url=url),
+        lambda url: StageWriter("../t", "a", 1, url=url),
+        lambda url: StageWriter("t", "a", 1, url=url, kind="batch"),
+        lambda url: StageWriter("t", "a", 1, url=url, window_bytes=0),
+        lambda url: StageWriter("t", "a", 1, url=url, timeout=0),
+        lambda url: StageCommitter("t", url=url).commit("a", 1, [(b"", 0, 0, 0, 0)] * 10_001),
+        lambda url: StageCommitter("t", url=url).abort("a", -1),
     ],
 )
 def test_each_wrong_argument_is_refused(storage: FakeStages, make: Callable[[str], object]) -> None:
@@ -389,8 +389,8 @@ def test_a_forked_process_breaks_no_writer_of_its_parent(storage: FakeStages) ->
     """Spark's daemon forks its workers. A writer that a worker inherits must not disturb the
     parent's.
     """
-    early = StageWriter(storage.url, "t", "early", 1)
-    begun = StageWriter(storage.url, "t", "begun", 1)
+    early = StageWriter("t", "early", 1, url=storage.url)
+    begun = StageWriter("t", "begun", 1, url=storage.url)
     push(begun, 5)
     pid = os.fork()
     if pid == 0:
@@ -402,7 +402,7 @@ def test_a_forked_process_breaks_no_writer_of_its_parent(storage: FakeStages) ->
                 with pytest.raises(zsq.UsageError, match="belongs to the process that started it"):
                     use()
             begun.close()
-            with StageWriter(storage.url, "t", "child", 1) as writer:
+            with StageWriter("t", "child", 1, url=storage.url) as writer:
                 push(writer, 5)
                 assert writer.seal() is not None
             status = 0

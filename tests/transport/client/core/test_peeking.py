@@ -217,7 +217,7 @@ def test_held_messages_are_shown_with_their_consumer_and_time_left() -> None:
 @pytest.mark.parametrize("count", [0, -1, 1_001, True, 2.5])
 def test_a_peek_has_a_limit(broker: Any, count: Any) -> None:
     with zsq.Admin(broker.url) as admin, pytest.raises(zsq.UsageError, match="1 to 1000 messages"):
-        admin.peek("t", "c", count)
+        admin.peek("t", "c", count=count)
 
 
 def test_seek_takes_offsets_names_and_times_and_refuses_others(broker: Any) -> None:

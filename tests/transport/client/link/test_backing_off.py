@@ -92,7 +92,7 @@ def test_a_refused_lookup_is_not_repeated_at_once(code: str, broker: Broker) -> 
     with zsq.Producer(broker.url) as producer:
         pausing(broker, p.Lookup, lambda: producer.publish("t", b"body"))
     with zsq.Reader("t", url=broker.url) as reader:
-        pausing(broker, p.Lookup, reader.head)
+        pausing(broker, p.Lookup, reader.bounds)
     consumer = zsq.Consumer("t", "c", url=broker.url)
     pausing(broker, p.Lookup, consumer.receive)
     consumer.close()
@@ -106,7 +106,7 @@ def test_a_refused_lookup_is_not_repeated_at_once_with_asyncio(broker: Broker) -
         consumer = zsq.aio.Consumer("t", "c", url=broker.url)
         calls: list[Callable[[], Any]] = [
             lambda: producer.publish("t", b"body"),
-            reader.head,
+            reader.bounds,
             consumer.receive,
         ]
         for call in calls:

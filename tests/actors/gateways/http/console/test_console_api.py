@@ -88,10 +88,10 @@ HOUR = {"keep_time_s": 3600}
     [
         (
             "/api/topic/create?topic=n",
-            {"sync": "never", "retention": HOUR},
-            ("create_topic", "n", "never", HOUR),
+            {"sync": "never", "settings": HOUR},
+            ("create_topic", "n", {"sync": "never", **HOUR}),
         ),
-        ("/api/topic/create?topic=n", None, ("create_topic", "n", "always")),
+        ("/api/topic/create?topic=n", None, ("create_topic", "n", {"sync": "always"})),
         (
             "/api/topic/configure?topic=t",
             {"keep_time_s": None},
@@ -100,8 +100,12 @@ HOUR = {"keep_time_s": 3600}
         ("/api/topic/pause?topic=t", None, ("pause", "t")),
         ("/api/topic/unpause?topic=t", {}, ("unpause", "t")),
         ("/api/topic/empty?topic=t", None, ("empty", "t")),
-        ("/api/topic/close?topic=t", {"to": "consumers"}, ("close_topic", "t", "consumers")),
-        ("/api/topic/open?topic=t", None, ("open_topic", "t", "publishers")),
+        (
+            "/api/topic/close?topic=t",
+            {"to": "consumers"},
+            ("close_topic", "t", {"to": "consumers"}),
+        ),
+        ("/api/topic/open?topic=t", None, ("open_topic", "t", {"to": "publishers"})),
         ("/api/topic/delete?topic=t", None, ("delete_topic", "t", {"force": False})),
         ("/api/topic/delete?topic=t", {"force": True}, ("delete_topic", "t", {"force": True})),
         ("/api/topic/delete?topic=t", {"force": "yes"}, ("delete_topic", "t", {"force": False})),
@@ -169,7 +173,7 @@ def test_the_effect_of_an_action_is_in_the_next_overview(site: ConsoleSite) -> N
             400,
             "unknown setting keep; the settings are ",
         ),
-        ("/api/topic/create?topic=n", {"retention": 5}, 400, "retention must be an object"),
+        ("/api/topic/create?topic=n", {"settings": 5}, 400, "settings must be an object"),
         ("/api/topic/pause?topic=t", [1], 400, "a JSON object"),
         ("/api/channel/create?topic=none&channel=c", None, 404, "does not exist"),
         (

@@ -76,12 +76,12 @@ def test_bodies_of_one_answer_have_a_bound_together() -> None:
     (row,) = bodies.delayed(
         [
             {
-                "key": "k",
+                "delayed_key": "k",
                 "due_ns": 5_000_000,
                 "size": 300,
                 "body": b"a" * 200,
                 "tag": b"t",
-                "message_key": None,
+                "key": None,
             }
         ]
     )

@@ -62,7 +62,7 @@ def site(module_site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> ConsoleSi
         for block in source.blocks:
             if block.header.time_ns >= time_ns:
                 return block.first_offset
-        return (await source.head())[1]
+        return (await source.bounds())[1]
 
     monkeypatch.setattr(source, "offset_at", offset_at)
     return module_site
@@ -403,7 +403,7 @@ def test_requests_that_come_together_do_not_exceed_the_limit(
     monkeypatch.setattr(tail_handlers, "STREAM_S", 0.0)
     monkeypatch.setattr(live, "STREAM_S", 0.0)
     monkeypatch.setattr(live, "KEEP_S", 0.01)
-    head, overview, full = site.source.head, site.source.overview, asyncio.Event()
+    bounds, overview, full = site.source.bounds, site.source.overview, asyncio.Event()
 
     async def all_wait() -> None:
         turn = asyncio.get_running_loop().create_future()
@@ -412,16 +412,16 @@ def test_requests_that_come_together_do_not_exceed_the_limit(
             if places(site, path).taken == most:
                 full.set()
 
-    async def slow_head() -> tuple[int, int]:
+    async def slow_bounds() -> tuple[int, int]:
         await all_wait()
-        return await head()
+        return await bounds()
 
     async def slow_overview(*since: int, **parts: bool) -> dict[str, Any]:
         if path == "live":
             await all_wait()
         return await overview(*since, **parts)
 
-    monkeypatch.setattr(site.source, "head", slow_head)
+    monkeypatch.setattr(site.source, "bounds", slow_bounds)
     monkeypatch.setattr(site.source, "overview", slow_overview)
 
     async def together() -> list[httpx.Response]:
@@ -582,7 +582,7 @@ def test_a_tail_ends_with_its_time_its_rules_and_its_topic(
             raise NotFound(E_NOT_FOUND, "topic 't' does not exist")
 
         monkeypatch.setattr(tail_handlers, "STREAM_S", 60.0)
-        monkeypatch.setattr(site.source, "head", gone)
+        monkeypatch.setattr(site.source, "bounds", gone)
         kind, data = await heard(events)
         assert (kind, data["message"]) == ("failed", "E_NOT_FOUND topic 't' does not exist")
         await ended(events)
