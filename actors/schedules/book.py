@@ -190,8 +190,8 @@ class Book:
                 "state": entry.state,
                 "next_due_ns": _ns(None if entry.state == PAUSED else entry.next_due),
                 "last_due_ns": _ns(entry.last),
-                "published": entry.published,
-                "missed": entry.left_out,
+                "published_count": entry.published,
+                "missed_count": entry.left_out,
                 "trouble": entry.trouble,
             }
             for (topic, name), entry in self._entries.items()

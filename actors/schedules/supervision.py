@@ -77,8 +77,8 @@ _NOTHING_KNOWN: Final[Mapping[str, Any]] = {
     "state": "new",
     "next_due_ns": 0,
     "last_due_ns": 0,
-    "published": 0,
-    "missed": 0,
+    "published_count": 0,
+    "missed_count": 0,
     "trouble": "",
 }
 
@@ -301,7 +301,7 @@ def _row_of(
         **state,
         "cron": str(row.get("cron", "")),
         "timezone": str(row.get("timezone", "")),
-        "policy": str(row.get("missed", "")),
+        "missed": str(row.get("missed", "")),
         "unique": str(row.get("unique", NEVER)),
         "body_bytes": len(str(row.get("body", ""))) * 3 // 4 - str(row.get("body", "")).count("="),
     }

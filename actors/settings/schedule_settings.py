@@ -5,7 +5,7 @@ the topic, and ends with it. In the registry, a schedule is a JSON object:
 
     {"uuid": "...", "cron": "0 3 * * *", "timezone": "UTC", "missed": "one", "since": 1790000000,
      "paused": false, "body": "aGVsbG8=", "key": "...", "tag": "...", "headers": {...},
-     "unique": "while working"}
+     "unique": "while-working"}
 
 `body` and `key` are base64. `key`, `tag`, `headers` and `unique` are left out if they are empty. A
 schedule that this version cannot read stays in the registry as it is, and is listed with the
@@ -205,10 +205,9 @@ def _missed(value: object) -> str:
 
 
 def _unique(value: object) -> str:
-    mode = value.replace("-", " ") if isinstance(value, str) else value
-    if not isinstance(mode, str) or mode not in UNIQUE:
+    if not isinstance(value, str) or value not in UNIQUE:
         raise _wrong(f"unique must be one of {', '.join(UNIQUE)}, not {repr(value)[:80]}")
-    return mode
+    return value
 
 
 def _headers(found: object) -> Mapping[str, HeaderValue]:

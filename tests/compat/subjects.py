@@ -401,12 +401,12 @@ def check_ids(broker: Broker, facts: Facts) -> None:
 def make_unique(broker: Broker) -> Facts:
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel("unique", "work")
-        producer.publish("unique", b"1", unique_key="begun", unique="while working")
+        producer.publish("unique", b"1", unique_key="begun", unique="while-working")
         with zsq.Consumer("unique", "work", url=broker.ipc) as consumer:
             for message in received(consumer, 1):
                 message.requeue(FAR_S)
             consumer.flush()
-        producer.publish("unique", b"2", unique_key="waits", unique="while waiting")
+        producer.publish("unique", b"2", unique_key="waits", unique="while-waiting")
         wait_for(lambda: channel_row(broker, "unique", "work")["deferred_count"] == 1)
     return None
 
@@ -414,9 +414,9 @@ def make_unique(broker: Broker) -> Facts:
 def check_unique(broker: Broker, facts: Facts) -> None:
     with zsq.Producer(broker.ipc) as producer:
         for key, unique, duplicate in (
-            ("waits", "while waiting", True),
-            ("begun", "while working", True),
-            ("begun", "while waiting", False),
+            ("waits", "while-waiting", True),
+            ("begun", "while-working", True),
+            ("begun", "while-waiting", False),
         ):
             receipt = producer.publish("unique", b"again", unique_key=key, unique=unique)
             assert receipt.duplicate is duplicate, (key, unique)
@@ -632,7 +632,7 @@ def make_schedules(broker: Broker) -> Facts:
             timezone="Europe/Berlin",
             missed="all",
         )
-        admin.schedule_add("schedules", "paused", "0 0 29 2 *", b"x", unique="while working")
+        admin.schedule_add("schedules", "paused", "0 0 29 2 *", b"x", unique="while-working")
         wait_for(lambda: all(row["state"] == "waiting" for row in admin.schedule_list("schedules")))
         admin.schedule_pause("schedules", "paused")
         admin.schedule_run("schedules", "rare")
@@ -644,7 +644,7 @@ def _schedules(broker: Broker) -> list[list[object]]:
         "name",
         "cron",
         "timezone",
-        "policy",
+        "missed",
         "unique",
         "state",
         "next_due_ns",

@@ -212,7 +212,7 @@ def test_a_schedule_is_created_changed_and_run(
     window.agree("Save")
     window.wait_cell("nightly", "cron", "30 4 * * *")
     (row,) = admin.schedule_list()
-    assert (row["policy"], row["body_bytes"], row["published"]) == ("skip", 4, 0)
+    assert (row["missed"], row["body_bytes"], row["published_count"]) == ("skip", 4, 0)
     done = [one["options"].get("do") for one in admin.audit() if one["action"] == "schedule"]
     assert done[:3] == ["set", "run", "add"]
     page.get_by_role("button", name="Remove").click()

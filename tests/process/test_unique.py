@@ -19,8 +19,8 @@ from support.zsq_command import run_text
 import zsq
 from zsq import aio
 
-WORKING: dict[str, Any] = {"unique_key": "one", "unique": "while working"}
-WAITING: dict[str, Any] = {"unique_key": "one", "unique": "while waiting"}
+WORKING: dict[str, Any] = {"unique_key": "one", "unique": "while-working"}
+WAITING: dict[str, Any] = {"unique_key": "one", "unique": "while-waiting"}
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_keys_outlive_kills(own_broker: Broker, producer: zsq.Producer) -> None:
     """Also of a message that a handler has begun, and of one that waits for its next attempt."""
     with zsq.Consumer("t", "c", url=own_broker.ipc) as consumer:
         for name in ("waiting", "begun", "failed", "finished"):
-            producer.publish("t", name.encode(), unique_key=name, unique="while working")
+            producer.publish("t", name.encode(), unique_key=name, unique="while-working")
         held = {}
         for _ in range(4):
             message = consumer.receive(30)
@@ -44,7 +44,7 @@ def test_keys_outlive_kills(own_broker: Broker, producer: zsq.Producer) -> None:
         own_broker.signal_all(signal.SIGKILL)
     own_broker.start()
     again = {
-        name: producer.publish("t", b"x", unique_key=name, unique="while working").duplicate
+        name: producer.publish("t", b"x", unique_key=name, unique="while-working").duplicate
         for name in ("waiting", "begun", "failed", "finished")
     }
     assert again == {"waiting": True, "begun": True, "failed": True, "finished": False}
@@ -74,7 +74,7 @@ def test_one_of_many_producers_stores_the_message(own_broker: Broker) -> None:
             start.wait(60)
             return [
                 one.publish(
-                    "t", b"%d" % number, unique_key=f"{key}", unique="while working"
+                    "t", b"%d" % number, unique_key=f"{key}", unique="while-working"
                 ).duplicate
                 for key in range(20)
             ]
@@ -122,7 +122,7 @@ def test_what_cannot_be(own_broker: Broker, producer: zsq.Producer) -> None:
             producer.publish("t", b"x", **how)
         assert caught.value.code == code
     # The broker refuses what a client of another make sends.
-    own = {"zsq-unique-key": "one", "zsq-unique": "while working"}
+    own = {"zsq-unique-key": "one", "zsq-unique": "while-working"}
     for headers, delay, code in (
         (own | {"zsq-unique": "always"}, None, "E_BAD_BLOCK"),
         (own | {"zsq-dedupe-id": "one"}, None, "E_BAD_BLOCK"),

@@ -15,7 +15,7 @@ import zsq
 from zsq.testing import MemoryBroker
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "dedupe.md"
-MODES: Final = ("while waiting", "while working")
+MODES: Final = ("while-waiting", "while-working")
 _NUMBERS: Final = count()
 
 

@@ -451,8 +451,8 @@ class ScheduleState(TypedDict):
 
     `state`: new, waiting, running, failing, paused or invalid. `next_due_ns`: the next due time, 0
     if there is none. `last_due_ns`: the last due time that is in the topic, 0 if there is none or
-    if the topic was not asked yet. `published`: due times that were published. `missed`: due times
-    that were left out. `trouble`: why it cannot publish, or "".
+    if the topic was not asked yet. `published_count`: due times that were published. `missed_count`:
+    due times that were left out. `trouble`: why it cannot publish, or "".
     """
 
     topic: str
@@ -460,20 +460,20 @@ class ScheduleState(TypedDict):
     state: str
     next_due_ns: int
     last_due_ns: int
-    published: int
-    missed: int
+    published_count: int
+    missed_count: int
     trouble: str
 
 
 class ScheduleRow(ScheduleState):
-    """A schedule. `policy`: what is published of missed due times: one, all or skip.
+    """A schedule. `missed`: what is published of missed due times: one, all or skip.
 
-    `unique`: never, while waiting or while working.
+    `unique`: `while-waiting`, `while-working`, or "" for neither.
     """
 
     cron: str
     timezone: str
-    policy: str
+    missed: str
     unique: str
     body_bytes: int
 

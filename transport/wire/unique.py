@@ -3,7 +3,7 @@
 | header | value |
 |---|---|
 | `zsq-unique-key` | text or bytes of 1 to 256 bytes |
-| `zsq-unique` | `while waiting` or `while working`: which messages with this key refuse this one |
+| `zsq-unique` | `while-waiting` or `while-working`: which messages with this key refuse this one |
 
 A message waits until a handler has begun it in each channel. It works until each channel has
 finished it. As for ids (`dedupe.py`), the client that packs the block sets a flag, and nobody looks
@@ -24,8 +24,8 @@ from .codec import DEDUPE_HEADER, UNIQUE_HEADER, UNIQUE_KEY_HEADER, unpack_heade
 from .dedupe import DIGEST_BYTES
 
 KEY_BYTES_MAX: Final = 256
-WHILE_WAITING: Final = "while waiting"
-WHILE_WORKING: Final = "while working"
+WHILE_WAITING: Final = "while-waiting"
+WHILE_WORKING: Final = "while-working"
 MODES: Final = (WHILE_WAITING, WHILE_WORKING)
 DELAYED_TEXT: Final = (
     "a message with a unique key cannot be delayed; publish it when it is due, or use a dedupe_id"

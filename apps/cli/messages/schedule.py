@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 unique_option: Final = click.option(
     "--unique",
-    type=click.Choice([mode.replace(" ", "-") for mode in UNIQUE]),
+    type=click.Choice(UNIQUE),
     help="Leave out due times while the last message waits, or is worked on.  [default: never]",
 )
 
@@ -141,8 +141,8 @@ def schedule_list(topic: str | None, as_json: bool, admin: Admin) -> None:
 def _cells(row: ScheduleRow) -> tuple[str, ...]:
     return (
         row["name"], row["topic"], row["cron"], row["timezone"], row["state"],
-        _when(row["next_due_ns"]), _day(row["last_due_ns"]), f"{row['published']:,}",
-        f"{row['missed']:,}", row["trouble"],
+        _when(row["next_due_ns"]), _day(row["last_due_ns"]), f"{row['published_count']:,}",
+        f"{row['missed_count']:,}", row["trouble"],
     )  # fmt: skip
 
 

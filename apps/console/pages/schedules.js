@@ -61,7 +61,7 @@ function columns(model, change, remove, after) {
       make: (cell) => { cell.link = h("a.linked", {}); cell.append(cell.link); },
       show: (cell, one) => { setText(cell.link, one.topic); cell.link.href = link("topics", one.topic); },
     },
-    { key: "cron", title: "Cron", width: "130px", rank: 2, value: (one) => one.cron, show: (cell, one) => { setText(cell, one.cron); cell.classList.add("mono"); cell.title = `${one.timezone}; ${POLICIES[one.policy] ?? one.policy}`; } },
+    { key: "cron", title: "Cron", width: "130px", rank: 2, value: (one) => one.cron, show: (cell, one) => { setText(cell, one.cron); cell.classList.add("mono"); cell.title = `${one.timezone}; ${POLICIES[one.missed] ?? one.missed}`; } },
     { key: "zone", title: "Time zone", width: "120px", rank: 3, value: (one) => one.timezone, show: (cell, one) => setText(cell, one.timezone) },
     {
       key: "state", title: "State", width: "90px", value: (one) => one.state,
@@ -69,8 +69,8 @@ function columns(model, change, remove, after) {
     },
     { key: "next", title: "Next due", width: "130px", value: (one) => one.next_due_ms || Infinity, show: (cell, one) => figureCell(cell, one.next_due_ms ? relative(one.next_due_ms, model.now()) : { text: "–", exact: "" }, one.next_due_ms) },
     { key: "last", title: "Last published", width: "160px", rank: 3, value: (one) => one.last_due_ms, show: (cell, one) => figureCell(cell, one.last_due_ms ? moment(one.last_due_ms) : { text: "–", exact: "" }, one.last_due_ms) },
-    { key: "published", title: "Published", hint: "since the broker started", num: true, width: "96px", rank: 3, value: (one) => one.published, show: (cell, one) => figureCell(cell, count(one.published), one.published) },
-    { key: "missed", title: "Missed", hint: "due times that were left out, since the broker started", num: true, width: "80px", rank: 2, value: (one) => one.missed, show: (cell, one) => figureCell(cell, count(one.missed), one.missed, one.missed ? "warn" : "") },
+    { key: "published", title: "Published", hint: "since the broker started", num: true, width: "96px", rank: 3, value: (one) => one.published_count, show: (cell, one) => figureCell(cell, count(one.published_count), one.published_count) },
+    { key: "missed", title: "Missed", hint: "due times that were left out, since the broker started", num: true, width: "80px", rank: 2, value: (one) => one.missed_count, show: (cell, one) => figureCell(cell, count(one.missed_count), one.missed_count, one.missed_count ? "warn" : "") },
     {
       key: "act", title: "", width: "286px", num: true,
       make: (cell, one) => {

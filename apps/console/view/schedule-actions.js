@@ -16,11 +16,11 @@ function text(name, value = "", more = {}) {
 }
 
 /** Return the fields of the times of a schedule, with `settings()`. */
-function times({ cron = "", timezone = "UTC", policy = "one" } = {}) {
+function times({ cron = "", timezone = "UTC", missed = "one" } = {}) {
   const list = freshId("zones");
   const fields = {
     cron: text("cron", cron, { required: true, placeholder: "0 3 * * *" }), timezone: text("timezone", timezone, { required: true, list }),
-    missed: h("select", { name: "missed" }, Object.entries(MISSED).map(([value, words]) => h("option", { value, selected: value === policy }, words))),
+    missed: h("select", { name: "missed" }, Object.entries(MISSED).map(([value, words]) => h("option", { value, selected: value === missed }, words))),
   };
   const zones = h("datalist", { id: list }, ["UTC", ...Intl.supportedValuesOf("timeZone")].map((value) => h("option", { value })));
   return {

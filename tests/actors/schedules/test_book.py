@@ -53,7 +53,7 @@ def test_a_new_schedule_runs_at_once_and_then_at_its_due_times() -> None:
     assert (run.last, run.handled) == (-1, 100), "the topic is not asked again"
     book.ended(run, Outcome(H, H, 2 * H, published=1, left_out=2), 0)
     found = of(book)
-    assert (found["published"], found["missed"], found["last_due_ns"]) == (1, 2, H * S)
+    assert (found["published_count"], found["missed_count"], found["last_due_ns"]) == (1, 2, H * S)
     assert book.figures() == {"count": 1, "published_count": 1, "missed_count": 2, "failing": 0}
 
 
@@ -83,11 +83,11 @@ def test_a_pause_cancels_the_run_and_nothing_runs_before_its_end() -> None:
     book.take([row(resumed)])
     assert book.ready(9 * H, 0, 4) == [], "the cancelled run has not ended"
     book.ended(run, Outcome(H, H, 2 * H, published=1), 0)
-    assert of(book)["published"] == 1, "it was published all the same"
+    assert of(book)["published_count"] == 1, "it was published all the same"
     (run,) = book.ready(9 * H, 0, 4)
     assert (run.last, run.schedule.since) == (H, 5 * H + 7)
     book.ended(run, Outcome(9 * H, 9 * H, 10 * H, published=1), 0)
-    assert (of(book)["state"], of(book)["published"]) == (WAITING, 2)
+    assert (of(book)["state"], of(book)["published_count"]) == (WAITING, 2)
 
 
 def test_a_run_of_a_former_version_does_not_say_when_the_new_one_is_due() -> None:
@@ -112,7 +112,7 @@ def test_a_schedule_that_is_removed_and_added_again_begins_anew() -> None:
     book.take([row(replace(HOURLY, uuid="b" * 32))])
     (other,) = book.ready(H, 0, 4)
     book.ended(run, Outcome(H, H, 2 * H, published=1), 0)
-    assert (of(book)["published"], of(book)["state"]) == (0, RUNNING)
+    assert (of(book)["published_count"], of(book)["state"]) == (0, RUNNING)
     assert book.figures()["published_count"] == 1
     assert (other.last, other.is_cancelled) == (None, False)
 

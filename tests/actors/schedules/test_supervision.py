@@ -187,7 +187,7 @@ def test_the_list_has_what_the_scheduler_knows(world: World) -> None:
     world.children[0].state = "up"
     known = {
         "topic": "t", "name": "a", "state": "failing", "next_due_ns": 5, "last_due_ns": 3,
-        "published": 1, "missed": 2, "trouble": "E_CLOSED closed",
+        "published_count": 1, "missed_count": 2, "trouble": "E_CLOSED closed",
     }  # fmt: skip
     world.details = {1: {"schedules": (known, {**known, "name": "gone"})}}
     world.ask("", do="list")
@@ -195,7 +195,7 @@ def test_the_list_has_what_the_scheduler_knows(world: World) -> None:
     rest = {
         "cron": "0 3 * * *",
         "timezone": "UTC",
-        "policy": "one",
+        "missed": "one",
         "unique": "never",
         "body_bytes": 1,
     }

@@ -30,11 +30,10 @@ def unique_headers(key: Any, unique: Any) -> dict[str, HeaderValue]:
     if size > KEY_BYTES_MAX:
         text = f"a unique_key of {size} bytes is over the limit of {KEY_BYTES_MAX} bytes"
         raise UsageError(E_TOO_BIG, text)
-    mode = unique.replace("-", " ") if isinstance(unique, str) else unique
-    if mode not in MODES:
+    if unique not in MODES:
         text = f"unique must be one of {', '.join(map(repr, MODES))}, not {repr(unique)[:80]}"
         raise UsageError(E_BAD_ARGUMENT, text)
-    return {UNIQUE_KEY_HEADER: key, UNIQUE_HEADER: mode}
+    return {UNIQUE_KEY_HEADER: key, UNIQUE_HEADER: unique}
 
 
 def with_unique_key(

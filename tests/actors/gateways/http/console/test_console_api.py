@@ -569,8 +569,8 @@ def test_moving_messages_needs_the_right_to_read_and_to_publish_them() -> None:
 
 
 SCHEDULE: dict[str, Any] = {
-    "topic": "t", "name": "n", "state": "waiting", "next_due_ns": 5 * 10**9, "last_due_ns": 0, "published": 1,
-    "missed": 2, "trouble": "", "cron": "0 3 * * *", "timezone": "UTC", "policy": "one", "body_bytes": 3,
+    "topic": "t", "name": "n", "state": "waiting", "next_due_ns": 5 * 10**9, "last_due_ns": 0, "published_count": 1,
+    "missed_count": 2, "trouble": "", "cron": "0 3 * * *", "timezone": "UTC", "missed": "one", "body_bytes": 3,
 }  # fmt: skip
 
 
