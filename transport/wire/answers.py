@@ -451,8 +451,8 @@ class ScheduleState(TypedDict):
 
     `state`: new, waiting, running, failing, paused or invalid. `next_due_ns`: the next due time, 0
     if there is none. `last_due_ns`: the last due time that is in the topic, 0 if there is none or
-    if the topic was not asked yet. `published_count`: due times that were published. `missed_count`:
-    due times that were left out. `trouble`: why it cannot publish, or "".
+    if the topic was not asked yet. `published_count`: due times that were published.
+    `missed_count`: due times that were left out. `trouble`: why it cannot publish, or "".
     """
 
     topic: str

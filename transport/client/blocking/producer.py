@@ -431,8 +431,8 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
 
         `dedupe_id`, `unique_key`: text or bytes of at most 256 bytes. Nothing is stored if a
         message with this id was published within the topic's `dedupe_window_s`, or while an earlier
-        message with this key waits (`unique` "while-waiting") or is also worked on ("while-working"
-        ). The receipt then has the offset of that message and `duplicate` True. See
+        message with this key waits (`unique` "while-waiting") or is also worked on
+        ("while-working"). The receipt then has the offset of that message and `duplicate` True. See
         docs/dedupe.md.
 
         Raises `UsageError` for a bad name or a message that is too large, `Refused` if the broker

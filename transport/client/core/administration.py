@@ -484,8 +484,8 @@ def schedule_add(
 
     `name`: unique in the topic. `cron`: five fields, as in crontab. `timezone`: such as
     "Europe/Berlin". `missed`: what is published of due times at which the broker was down:
-    "one" (the latest), "all" (the last 1,000), or "skip". `unique`: "while-waiting" or "while-working"
-     leaves out due times while the last message waits or is worked on. Returns
+    "one" (the latest), "all" (the last 1,000), or "skip". `unique`: "while-waiting" or
+    "while-working" leaves out due times while the last message waits or is worked on. Returns
     {"next_due_ns": the first due time}. Raises `UsageError` for a wrong expression or time
     zone, if the name exists (E_EXISTS), or if the broker lacks the extra `schedules`
     (E_UNSUPPORTED). In a topic with parts, the schedule belongs to the part of `key`, or else
