@@ -21,6 +21,7 @@ import zsq
 from .build import git
 
 ROOT: Final = Path(zsq.__file__).resolve().parent
+LOGS: Final = ROOT / "build" / "evidence"  # what each command printed
 BEGIN: Final = "<!-- evidence: begin -->\n"
 END: Final = "<!-- evidence: end -->\n"
 HEAD: Final = "| name | test | result | command | date, commit, time |\n|---|---|---|---|---|\n"
@@ -134,6 +135,8 @@ def carried_out(row: Row) -> tuple[str, bool]:
         text = ", ".join(part.strip() for part in found.groups())
     else:
         text = " ".join(done.stdout.split()[-20:])
+    LOGS.mkdir(parents=True, exist_ok=True)
+    (LOGS / f"{row.name}.log").write_text(done.stdout)
     result = text if held else f"**fallen**: exit code {done.returncode}, {text}"
     where = f"{datetime.date.today()}, {git(ROOT, 'rev-parse', '--short=10', 'HEAD').strip()}"
     cells = (row.name, row.what, result, f"`{row.command}`", f"{where}, {minutes:.1f} min")

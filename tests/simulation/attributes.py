@@ -248,7 +248,7 @@ class Attributes:
         except errors.ZsqError as error:
             self.crew.noted(name, error)
             return
-        self.world.note(f"{name}: {key} is revoked for {[one.body for one in before]}")
+        self.world.note(f"{name}: {key} is revoked for {sorted(one.body for one in before)}")
         call.until_ns = self.world.monotonic_ns()
         for channel, row in self.channels.items():
             mine = [take for take in row.takes[known[channel] :] if key in take.keys]
