@@ -164,7 +164,12 @@ def test_a_topic_with_a_newer_file_does_not_start_and_is_not_changed(copy: Path)
                 assert FILES[topic][0] in health, (topic, health)
             with zsq.Producer(broker.ipc) as producer:
                 producer.publish("quiet", b"the other topics go on")
-        assert {topic: hashes(folder) for topic, folder in folders.items()} == before
+        after = {topic: hashes(folder) for topic, folder in folders.items()}
+        # The delayed messages are read last, by a storage that may have committed its state by
+        # then. The state store has a version that this zsq knows.
+        for found in (before, after):
+            found["delayed"].pop("state/data.mdb", None)
+        assert after == before
 
 
 def test_a_repair_does_not_change_what_is_newer(copy: Path) -> None:

@@ -296,7 +296,9 @@ def _small(mutator: Mutator) -> bytes:
 
 def _try_small(data: bytes) -> bool:
     files = cast("Files", OneFile(data))
-    taken = damage.decode_bad_head(data) is not None
+    taken = False
+    with contextlib.suppress(ForeignDirectory):
+        taken = damage.decode_bad_head(data) is not None
     with contextlib.suppress(ForeignDirectory):
         found = read_identity(files, "")
         taken = taken or isinstance(found, TopicIdentity)
