@@ -368,7 +368,7 @@ def test_a_request_that_waits_is_answered_if_the_directory_cannot_be_read(
 
 
 def test_a_topic_with_parts_is_created_in_the_directory(world: World) -> None:
-    world.manage("create", "new", parts=3, brokers=(1, 0), sync="interval", settings={"x": None})
+    world.manage("create", "new", parts=3, brokers=(1, 0), sync="interval", keep_time_s=None)
     made = entry(world.obey())
     assert made == TopicEntry(made.id, "new", made.uuid, (1, 0, 1), {"sync": "interval"})
     assert world.answer() == p.Done(9, {"existed": False, "uuid": made.uuid, "parts": 3})
@@ -381,7 +381,7 @@ def test_a_topic_with_parts_is_created_in_the_directory(world: World) -> None:
 
 
 def test_a_topic_is_created_with_the_sync_mode_of_the_broker_that_was_asked(world: World) -> None:
-    world.manage("create", "new", parts=1, settings={"keep_time_s": 7})
+    world.manage("create", "new", parts=1, keep_time_s=7)
     assert entry(world.obey()).settings == {"sync": "always", "retention": {"keep_time_s": 7}}
 
 
