@@ -288,8 +288,11 @@ def test_answers_that_are_never_read_are_bounded(broker: Broker) -> None:
                 503,
                 f"E_LIMIT the limit of {64 * MIB:,} bytes of bodies in memory",
             )
-            held = channel_row(broker)["in_flight_count"]
-            assert 4 <= held <= 16, "what was refused goes back"
+
+            def held() -> int:
+                return int(channel_row(broker)["in_flight_count"])
+
+            wait_for(lambda: 4 <= held() <= 16, 30, "what was refused goes back")
     finally:
         close(sockets)
     with zsq.Admin(broker.ipc) as admin:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from support.topic import Topic
+
+import zsq
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +62,9 @@ def test_a_failed_job_leaves_nothing_in_any_topic(spark: SparkSession, topic: To
     with pytest.raises(Exception, match="poisoned"):
         spread(rows, topic).write.format("zsq").option("url", topic.url).mode("append").save()
     for each in topics:
-        assert each.head() == 0
+        # The job may fail before a task has opened each topic.
+        with contextlib.suppress(zsq.NotFound):
+            assert each.head() == 0
 
 
 def test_a_stream_writes_each_batch_once_to_its_topics(
