@@ -60,7 +60,7 @@ class Mortal:
         for owner, names in (
             (zsq.StageWriter, ("push", "seal")),
             (zsq.StageCommitter, ("commit",)),
-            (zsq.Reader, ("read", "head")),
+            (zsq.Reader, ("read", "bounds")),
             (zsq.Message, ("finish",)),
         ):
             for name in names:
