@@ -165,8 +165,8 @@ def test_a_topic_with_a_newer_file_does_not_start_and_is_not_changed(copy: Path)
             with zsq.Producer(broker.ipc) as producer:
                 producer.publish("quiet", b"the other topics go on")
         after = {topic: hashes(folder) for topic, folder in folders.items()}
-        # The delayed messages are read last, by a storage that may have committed its state by
-        # then. The state store has a version that this zsq knows.
+        # The delayed messages are read last. The state store, whose version this zsq knows, was
+        # once seen to have changed by then, on a busy machine. What wrote to it is not known.
         for found in (before, after):
             found["delayed"].pop("state/data.mdb", None)
         assert after == before
