@@ -536,9 +536,8 @@ class SignalFlag:
 class StopRequests:
     """Tells a second request to stop from one request that arrives as several signals.
 
-    `timeout`, and wrappers such as `uv run` at a terminal, let a program have the same signal
-    twice within a millisecond: it is sent to the process and to its group. A person or a service
-    manager sends the second one later.
+    `timeout` sends SIGTERM to the process and to its group, so the program gets it twice within a
+    millisecond. A person or a service manager sends a second one later.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

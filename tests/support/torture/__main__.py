@@ -79,7 +79,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         type=Path,
         help="where the broker's data lies (default: a new folder in the temporary one)",
     )
-    parser.add_argument("--keep", action="store_true", help="leave data and ledger for a look")
+    parser.add_argument(
+        "--keep", action="store_true", help="leave data and ledger for a look (not with --power)"
+    )
     found = parser.parse_args(arguments)
     shares = bucket_run.SHARES if found.bucket else SHARES
     shares = standby_run.SHARES if found.standby else shares
