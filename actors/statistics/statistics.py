@@ -32,6 +32,7 @@ from ..runtime.process import private_bytes
 from ..runtime.process_table import Child
 from ..runtime.pulses import ChannelDetails, GatewayDetails, NsqClientReport, TopicDetails
 from ..settings import options
+from ..settings.starts import channel_of
 from .broker_view import (
     REPORTED,
     BrokerView,
@@ -389,7 +390,8 @@ def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
                 row["private_bytes"] = private_bytes(host.pid)
             rows.append(row)
     for child in sorted(view.processes.children.values(), key=lambda child: child.spec.key):
-        restarts = child.owner.restarts.count if child.owner is not None else 0
+        owner = child.owner
+        restarts = owner.restart_count(channel_of(child.spec.start)) if owner is not None else 0
         row = {
             "name": child.spec.title,
             "pid": child.pid,
