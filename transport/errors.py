@@ -72,6 +72,11 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}" if _flags else f"{name}="
 
 
+def advice_in_log() -> str:
+    """Return `advice` as a sentence of a warning, or "" for a command: its error gives the advice."""
+    return "" if _flags else f". {advice()}"
+
+
 def advice() -> str:
     """Return the last sentence of errors and warnings about a missing broker."""
     return f"Check that `zsq serve` runs there, and check {option('url')} or $ZSQ_URL"
