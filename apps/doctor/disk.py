@@ -240,15 +240,16 @@ def file_system(data_dir: Path, table: str | None = None) -> Iterator[CheckResul
         yield CheckResult(OK, "file system", text)
 
 
+def _size(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:,.1f} MiB"
+
+
 def space(data_dir: Path) -> Iterator[CheckResult]:
     path = there(data_dir)
     status = os.statvfs(path)
     free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     reserve = min(RESERVE_BYTES_MAX, total // RESERVE_SHARE)
-    text = (
-        f"{free / 2**30:,.1f} of {total / 2**30:,.1f} GiB free; publishing stops below "
-        f"{reserve / 2**30:,.2f} GiB"
-    )
+    text = f"{_size(free)} of {_size(total)} free; publishing stops below {_size(reserve)}"
     if free <= reserve:
         yield CheckResult(
             PROBLEM, "disk space", text, "free space: publishes are refused with E_DISK_FULL"
