@@ -156,7 +156,8 @@ class Supervisor:
         conditions = [condition.trouble for condition in self._conditions().values()]
         of_extensions = [extension.trouble for extension in self.extensions]
         troubles = (*conditions, self.commands.trouble, *of_extensions)
-        return "; ".join(filter(None, (trouble() for trouble in troubles)))
+        # The bucket is an extension with a condition, and is named once.
+        return "; ".join(dict.fromkeys(filter(None, (trouble() for trouble in troubles))))
 
     # Extensions
 
