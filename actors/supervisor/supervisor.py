@@ -469,12 +469,13 @@ class Supervisor:
             and child.spec.kind == "topic"
             and not child.told_to_stop
         )
+        explained = {child.host for child in ended if child.failure or child.hangs}
         for host, count in topics.items() if not self.state.stopping else ():
             log.warning(
                 "shared process %s (pid %d) ended%s; its topics (%d) start again",
                 host.title,
                 host.pid,
-                "" if host.is_explained or host.is_killed else NO_REASON,
+                "" if host in explained or host.is_killed else NO_REASON,
                 count,
             )
 

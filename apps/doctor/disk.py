@@ -265,10 +265,11 @@ def space(data_dir: Path) -> Iterator[CheckResult]:
         yield CheckResult(OK, "disk space", text)
     if status.f_files and status.f_favail < 10_000:
         yield CheckResult(
-            ADVICE,
+            PROBLEM if status.f_favail < 10 else ADVICE,
             "disk space",
             f"only {status.f_favail:,} more files can be created",
-            "use a file system with more inodes: a topic has about ten files",
+            "remove files (df -i shows it), or use a file system with more inodes: a topic has "
+            "about ten files",
         )
 
 
