@@ -31,6 +31,7 @@ NETWORK_SYSTEMS: Final = frozenset(
 )
 # After a power cut, a file that was renamed may have neither of its names.
 UNJOURNALED_SYSTEMS: Final = frozenset({"ext2", "vfat", "msdos", "exfat"})
+STANDBY_NAME: Final = "standby"
 LAYER_SYSTEMS: Final = frozenset({"overlay", "aufs", "squashfs"})
 DANGEROUS: Final = frozenset({"nobarrier", "barrier=0", "nobarriers"})
 REGISTRY_BYTES_MAX: Final = 64 << 20
@@ -96,8 +97,20 @@ def directory(data_dir: Path) -> Iterator[CheckResult]:
     yield _content(path)
 
 
+def is_of_standby(data_dir: Path) -> bool:
+    """Return True if a standby has the directory: it has the bucket's messages in a folder."""
+    return (data_dir / STANDBY_NAME).is_dir() and not (data_dir / REGISTRY_NAME).exists()
+
+
 def _content(path: Path) -> CheckResult:
     names = set(os.listdir(path))
+    if is_of_standby(path):
+        pid = holder(path)
+        if pid:
+            text = f"{path}: of a standby, its process is {pid}"
+            return CheckResult(OK, "data directory", text)
+        text = f"{path}: of a standby, and none runs on it"
+        return CheckResult(ADVICE, "data directory", text, "start it with zsq standby")
     if REGISTRY_NAME not in names:
         if not names - {"lock", "log", "lost+found"}:
             return CheckResult(OK, "data directory", f"{path} is empty")
