@@ -72,9 +72,14 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}" if _flags else f"{name}="
 
 
+def in_command() -> bool:
+    """Return True in a command. Its error tells the user everything, so a warning need not."""
+    return _flags
+
+
 def advice_in_log() -> str:
-    """Return `advice` as a sentence of a warning, or "" for a command: its error gives the advice."""
-    return "" if _flags else f". {advice()}"
+    """Return `advice` as a sentence of a warning, or ""."""
+    return "" if in_command() else f". {advice()}"
 
 
 def advice() -> str:

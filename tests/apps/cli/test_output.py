@@ -214,15 +214,24 @@ def test_slips_of_the_pen_are_told_with_what_was_meant(
         assert said in capsys.readouterr().err, arguments
 
 
+@pytest.mark.parametrize(
+    ("what", "command"),
+    [
+        ("supervisor", ["stats"]),
+        ("topic t", ["pub", "t", "body"]),
+        ("supervisor", ["sub", "t", "c"]),
+    ],
+)
 def test_a_user_who_waits_for_a_broker_is_told_why_once(
-    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+    what: str, command: list[str], capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
-        assert app.run(["stats", "--url", url, "--timeout", "1.5"]) == 3
+        assert app.run([*command, "--url", url, "--timeout", "1.5"]) == 3
     (line,) = caplog.messages
-    assert line == f"supervisor: no broker at {url} for 1 s (nothing listens); waiting for it"
+    assert line == f"{what}: no broker at {url} for 1 s (nothing listens); waiting for it"
     (error,) = capfd.readouterr().err.splitlines()
     assert error.startswith("zsq: E_TIMEOUT")
     assert error.count("Check that `zsq serve` runs") == 1
