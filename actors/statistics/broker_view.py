@@ -83,7 +83,7 @@ class TopicProcesses:
         # An ephemeral channel whose process died is made again, and its restarts still count.
         self.channel_restarts: dict[str, RestartIntensity] = {}
         self.starts_again = 0
-        """How often the topic's process was started again, also if it was not the cause of its end."""
+        """How often its process was started again, also if it was not the cause of the end."""
         self.unsteady: tuple[str, ...] = ()
         """A text for each process that was restarted often lately."""
         self.topic: Child | None = None
@@ -109,7 +109,7 @@ class TopicProcesses:
 
     @property
     def restart_sum(self) -> int:
-        """How often the processes of the topic and its channels were started again."""
+        """The number of times that processes of the topic and its channels started again."""
         return self.starts_again + sum(past.count for past in self.channel_restarts.values())
 
     def child(self, channel: str) -> Child | None:

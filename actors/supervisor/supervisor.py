@@ -68,8 +68,8 @@ log = logging.getLogger("zsq")
 
 # The broker is no longer primary. This is no exit code of a process: `standby/role.py` sees it.
 EXIT_NOT_PRIMARY: Final = 100
-# A process that fails by an exception says so, and the supervisor is not told how another one ended:
-# it is a child of the forkserver.
+# A process that fails by an exception says so. Of another end the supervisor is told nothing,
+# because the processes are children of the forkserver.
 NO_REASON: Final = (
     " and gave no reason: it crashed or was killed, such as for lack of memory (`dmesg` says so)"
 )

@@ -1,4 +1,4 @@
-"""Tests that a broker says why its processes ended, and counts how often they were started again."""
+"""Tests that a broker says why its processes ended, and counts how often they started again."""
 
 from __future__ import annotations
 
