@@ -56,6 +56,7 @@ def shown(broker: LocalBroker, *arguments: str, columns: str = "80") -> str:
         ("stats", TOPIC),
         ("topic", "show", TOPIC),
         ("channel", "show", TOPIC, "c"),
+        ("peek", TOPIC, "c"),
     ],
     ids=" ".join,
 )
