@@ -68,8 +68,8 @@ _BROKER: Final = (
     _S("gateway", "strangers", "connections", "gateways/nsq/intake.py", "connections that have no rights yet"),
     _S("gateway", "held_bytes", "bytes", "gateways/nsq/intake.py",
        "memory that NSQ clients hold: not complete commands, answers not read", metric="zsq_nsq_held_bytes"),
-    _S("gateway", "connections_evicted", "connections", "gateways/nsq/intake.py", "connections of NSQ clients closed because they held too much",
-       metric="zsq_nsq_connections_evicted_total"),
+    _S("gateway", "connections_evicted", "connections", "gateways/nsq/intake.py",
+       "connections of NSQ clients closed because they held too much", metric="zsq_nsq_connections_evicted_total"),
     _S("broker", "", "s", _METRICS, "how long the broker took to answer this scrape", metric="zsq_scrape_duration_seconds"),
 )  # fmt: skip
 

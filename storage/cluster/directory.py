@@ -196,8 +196,8 @@ class RemoveEntry(NamedTuple):
 
 
 class DrainEntry(NamedTuple):
-    """The broker with the number `broker` moves its parts to others, `concurrency` at a time, or does
-    not so any more.
+    """The broker with the number `broker` moves its parts to others, `concurrency` at a time, or
+    does not so any more.
     """
 
     id: str
