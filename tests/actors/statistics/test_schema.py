@@ -42,7 +42,7 @@ HEADINGS: Final[dict[str, str]] = {
     "schedules": "The schedules (`schedules`)", "gateway": "An NSQ gateway (`gateways`)",
     "request": "The HTTP gateway itself",
 }  # fmt: skip
-COLUMNS_SHOWN: Final = ("statistic", "overview", "metric", "nsqd", "unit", "meaning")
+COLUMNS_SHOWN: Final = ("statistic", "overview", "metric", "nsqd", "meaning")
 LABELS: Final = {
     "zsq_topic_": {"topic"},
     "zsq_channel_": {"topic", "channel"},
@@ -59,15 +59,16 @@ def statistics_tables() -> str:
     for level, heading in HEADINGS.items():
         rows = [_cells(row) for row in rows_of(level)]
         used = [place for place in range(len(COLUMNS_SHOWN)) if any(row[place] for row in rows)]
-        table = [COLUMNS_SHOWN, ("---",) * len(COLUMNS_SHOWN), *rows]
-        lines = [f"| {' | '.join(row[place] for place in used)} |" for row in table]
-        parts.append("\n".join([f"**{heading}**", "", *lines]))
+        head, *lines = [
+            f"| {' | '.join(row[place] for place in used)} |" for row in (COLUMNS_SHOWN, *rows)
+        ]
+        parts.append("\n".join([f"**{heading}**", "", head, f"|{'---|' * len(used)}", *lines]))
     return "\n\n".join(parts)
 
 
 def _cells(row: Statistic) -> tuple[str, ...]:
     names = (f"`{name}`" if name else "" for name in (row.name, row.view, row.metric))
-    return (*names, "yes" if row.nsq else "", row.unit, row.note or row.help)
+    return (*names, "yes" if row.nsq else "", row.note or row.help)
 
 
 def drawn() -> str:
