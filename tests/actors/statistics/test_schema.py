@@ -7,8 +7,9 @@ python -m tests.actors.statistics.test_schema
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast, get_type_hints
@@ -57,7 +58,7 @@ LABELS: Final = {
 def statistics_tables() -> str:
     parts = []
     for level, heading in HEADINGS.items():
-        rows = [_cells(row) for row in rows_of(level)]
+        rows = list(_joined(_cells(row) for row in rows_of(level)))
         used = [place for place in range(len(COLUMNS_SHOWN)) if any(row[place] for row in rows)]
         head, *lines = [
             f"| {' | '.join(row[place] for place in used)} |" for row in (COLUMNS_SHOWN, *rows)
@@ -69,6 +70,12 @@ def statistics_tables() -> str:
 def _cells(row: Statistic) -> tuple[str, ...]:
     names = (f"`{name}`" if name else "" for name in (row.name, row.view, row.metric))
     return (*names, "yes" if row.nsq else "", row.note or row.help)
+
+
+def _joined(rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows. Neighbours that differ only in their name are one row."""
+    for rest, same in itertools.groupby(rows, key=lambda row: row[1:]):
+        yield ", ".join(row[0] for row in same), *rest
 
 
 def drawn() -> str:
