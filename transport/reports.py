@@ -358,11 +358,11 @@ class GatewayStats(TypedDict):
     name: str
     kind: str
     connections: int
-    accepted: int
-    turned_away: int
+    connections_accepted: int
+    connections_refused: int
     strangers: int
     held_bytes: int
-    cut_off: int
+    connections_evicted: int
 
 
 class ProcessStats(TypedDict):

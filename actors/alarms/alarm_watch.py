@@ -343,9 +343,9 @@ def _subject(request: SilenceAlarmRequest | EndSilenceRequest) -> AlarmSubject:
     if kind and kind not in KINDS:
         text = f"kind must be one of {', '.join(KINDS)}, not {kind!r:.40}"
         raise UsageError(E_BAD_ARGUMENT, text)
-    for name, kind in ((topic, "topic"), (channel, "channel")):
+    for name, what in ((topic, "topic"), (channel, "channel")):
         if name:
-            check_name(name, kind)
+            check_name(name, what)
     return AlarmSubject(topic, channel, kind)
 
 

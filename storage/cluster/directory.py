@@ -196,8 +196,8 @@ class RemoveEntry(NamedTuple):
 
 
 class DrainEntry(NamedTuple):
-    """The broker with the number `broker` moves its parts to others, `concurrency` at a time, or does
-    not so any more.
+    """The broker with the number `broker` moves its parts to others, `concurrency` at a time, or
+    does not so any more.
     """
 
     id: str
@@ -210,8 +210,8 @@ class AutoEntry(NamedTuple):
     """The setting of the cluster that brokers balance their parts by themselves, or not. 0 means
     no limit, and never.
 
-    `concurrency` parts move at a time, and a broker moves `rate` bytes in a second. A broker that does
-    not announce itself for `gone_after_s` seconds is forgotten.
+    `concurrency` parts move at a time, and a broker moves `rate` bytes in a second. A broker that
+    does not announce itself for `gone_after_s` seconds is forgotten.
     """
 
     id: str

@@ -510,9 +510,9 @@ class ForgetBrokerRequest(AdminRequest[Nothing]):
 class SetAutoRequest(AdminRequest[Nothing]):
     """Set whether the brokers of the cluster balance their parts by themselves.
 
-    At most `concurrency` parts move at a time. After each, its broker waits, so that it moves at most
-    `rate` bytes in a second (0: any number). A broker that is silent for `gone_after` seconds is
-    forgotten (0: never).
+    At most `concurrency` parts move at a time. After each, its broker waits, so that it moves at
+    most `rate` bytes in a second (0: any number). A broker that is silent for `gone_after` seconds
+    is forgotten (0: never).
     """
 
     on: bool

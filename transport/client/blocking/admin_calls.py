@@ -117,7 +117,7 @@ class AdminCalls(Asker):
     ) -> Nothing:
         """Let the brokers of the cluster balance their parts by themselves, or not.
 
-        `concurrency`: how many parts move at a time. `rate`: how many bytes a broker moves in a second
+        `concurrency`: how many parts move at a time. `rate`: how many bytes a broker moves a second
         on average, 0 for any number. `gone_after`: the seconds of silence after which a broker is
         forgotten, at least 60, or 0 for never.
         """

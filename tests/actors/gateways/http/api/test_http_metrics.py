@@ -30,7 +30,8 @@ def stats() -> Any:
     }
     return {
         "version": "1.0.0", "uuid": "u", "start_time": 1_700_000_000, "health": "OK", "alarms": [{}, {}], "topics": [row],
-        "gateways": [{"kind": "nsq_gateway", "connections": 3, "connections_accepted": 8, "connections_refused": 1, "held_bytes": 70, "connections_evicted": 2}],
+        "gateways": [{"kind": "nsq_gateway", "connections": 3, "connections_accepted": 8, "connections_refused": 1,
+             "held_bytes": 70, "connections_evicted": 2}],
         "processes": [{"kind": "topic", "private_bytes": 5, "restarts": 1}, {"kind": "topic", "private_bytes": 7}],
     }  # fmt: skip
 
