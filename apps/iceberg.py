@@ -61,7 +61,7 @@ def append(
     table: Any,
     topic: str,
     *,
-    url: str,
+    url: str | None = None,
     max_bytes: int = APPEND_BYTES,
     skip_lost: bool = False,
     timeout: float = 30.0,
@@ -69,7 +69,8 @@ def append(
     """Append the messages that the table does not have yet, up to the end of the topic now.
 
     `table` is a `pyiceberg.table.Table`. Its columns choose those of the messages, see
-    docs/dataframes.md. A commit has at most about `max_bytes` bytes. A topic with parts is appended
+    docs/dataframes.md. Without `url`, the broker is that of the environment variable `ZSQ_URL`, or
+    the local one. A commit has at most about `max_bytes` bytes. A topic with parts is appended
     part by part.
 
     Raises `DataLoss` if messages that should be appended no longer exist, unless `skip_lost`, or if
