@@ -39,6 +39,7 @@ NESTED_MAX: Final = 32  # the most levels of lists and maps in a protocol messag
 # The most lists and maps in a value of a database, a file or an object.
 VALUE_CONTAINERS_MAX: Final = 1_000_000
 _SMALL_BYTES: Final = 1024
+_FIRST_BYTES: Final = 32  # an array's head, an opcode and a request have at most 17 bytes
 _UINT8: Final = 0xCC  # the first byte of such a number in msgpack
 _UINT16: Final = 0xCD
 # Each list and each map begins with one of these bytes.
@@ -164,6 +165,25 @@ def decode(frame: Any) -> Wire:
             if message in _ASKING:
                 _check_count(message, value)
     return message(*fields[1:])
+
+
+def request_of(frame: Any) -> int:
+    """Return the request of a control frame, also of one that `decode` refuses, or 0 without one.
+
+    So a client that is newer than the broker learns which of its requests the broker does not know.
+    A word that this version does not know has its request first, see "Versions" in PROTOCOL.md.
+    """
+    unpacker = msgpack.Unpacker(use_list=False)
+    unpacker.feed(bytes(frame[:_FIRST_BYTES]))
+    try:
+        unpacker.read_array_header()
+        op, request = unpacker.unpack(), unpacker.unpack()
+    except (ValueError, msgpack.exceptions.UnpackException):
+        return 0
+    known = WORDS.get(op) if type(op) is int else None
+    if known is not None and field_names(known)[:1] != ("request",):
+        return 0
+    return request if type(request) is int and request >= 0 else 0
 
 
 def _too_large(name: str, size: int) -> UsageError:
@@ -454,8 +474,8 @@ class _ContainerLimit:
         return container
 
 
-def fitting(values: Mapping[str, object], bytes_max: int) -> dict[str, object]:
-    """Cut the lists of rows (maps) in `values` to `bytes_max` bytes together.
+def fitting(values: Mapping[str, object], max_bytes: int) -> dict[str, object]:
+    """Cut the lists of rows (maps) in `values` to `max_bytes` bytes together.
 
     `NAME_left_out` is the number of rows that are missing in a list.
     """
@@ -463,18 +483,18 @@ def fitting(values: Mapping[str, object], bytes_max: int) -> dict[str, object]:
     for name, value in values.items():
         cut[name] = value
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
-            rows, bytes_max = first_rows(value, bytes_max)
+            rows, max_bytes = first_rows(value, max_bytes)
             cut[name] = rows
             if len(rows) < len(value):
                 cut[f"{name}_left_out"] = len(value) - len(rows)
     return cut
 
 
-def first_rows(rows: Sequence[Any], bytes_max: int) -> tuple[Sequence[Any], int]:
-    """Return the first rows that take at most `bytes_max` bytes in a frame, and the bytes left."""
+def first_rows(rows: Sequence[Any], max_bytes: int) -> tuple[Sequence[Any], int]:
+    """Return the first rows that take at most `max_bytes` bytes in a frame, and the bytes left."""
     for number, row in enumerate(rows):
         size = len(pack_value(row))
-        if size > bytes_max:
-            return rows[:number], bytes_max
-        bytes_max -= size
-    return rows, bytes_max
+        if size > max_bytes:
+            return rows[:number], max_bytes
+        max_bytes -= size
+    return rows, max_bytes
