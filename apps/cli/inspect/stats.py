@@ -227,9 +227,12 @@ def troubles(report: BrokerStats) -> list[str]:
     rows: list[tuple[str, TopicStats | ChannelStats]] = [
         (f"topic {topic['topic_name']}", topic) for topic in report["topics"]
     ]
+    # The health of a topic repeats what its channels say.
+    said = {topic["topic_name"]: topic["health"] for topic in report["topics"]}
     rows += [
         (f"channel {topic}/{channel['channel_name']}", channel)
         for topic, channel in _each_channel(report)
+        if f"channel {channel['channel_name']} {channel['health']}" not in said[topic]
     ]
     texts = (
         (caption, row["health"])

@@ -83,3 +83,26 @@ def test_a_topic_with_four_parts_fits_on_a_screen(broker: LocalBroker) -> None:
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert "topic spread, 4 parts: OK, sync always" in lines
+
+
+def test_the_trouble_of_a_channel_is_told_once(broker: LocalBroker) -> None:
+    shown(broker, "topic", "create", "dead")
+    shown(broker, "topic", "close", "dead")
+    shown(
+        broker, "channel", "create", "troubled", "c", "--max-attempts", "1",
+        "--dead-letter-topic", "dead",
+    )  # fmt: skip
+    with (
+        zsq.Producer(broker.url) as producer,
+        zsq.Consumer("troubled", "c", url=broker.url) as consumer,
+    ):
+        producer.publish("troubled", b"bad")
+        message = consumer.receive(20)
+        assert message is not None
+        message.requeue()
+        text = "wait for the dead-letter topic"
+        wait_for(
+            lambda: text in shown(broker, "stats", "troubled", columns=""),
+            what="the trouble",
+        )
+        assert shown(broker, "stats", "troubled", columns="").count(text) == 1
