@@ -319,10 +319,9 @@ class StageCommitter(Asker):
 
         None in `parts` (an empty partition) is left out. Returns {"first_offset", "messages",
         "repeated"}, see `Committed`. The commit is durable when this returns. With `after`, it
-        raises `Refused` (E_SEQUENCE) if the app's last version is another one (-1: none), so that
-        two writers that continue at the same version cannot both commit. Raises `NotFound` if a
-        part no longer exists (aborted, or unused for too long), and `UsageError` if a part does not
-        match its description, or if there are too many.
+        raises `Refused` (E_SEQUENCE) if the app's last version is another one (-1: none). Raises
+        `NotFound` if a part no longer exists (aborted, or unused for too long), and `UsageError` if
+        a part does not match its description, or if there are too many.
         """
         answer: Committed = self._carry_out(ask(_commit(app, version, parts, kind, after=after)))
         return answer
@@ -348,8 +347,7 @@ class StageCommitter(Asker):
         """Drop all stages of the transaction, and also `stages`.
 
         With an empty `app`, this drops only `stages`. After the commit, a call changes nothing.
-        Returns {"dropped": the number of stages, "committed": True if the transaction is
-        committed, "version": the last committed version of the app, or -1}.
+        Returns {"dropped", "committed", "version"}, see `Aborted`.
         """
         if app:
             check_transaction(app, version, "app")
