@@ -15,8 +15,8 @@ and compares the output.
 
 A comment before a block gives the test further information: `<!-- test: not run, REASON -->`,
 `<!-- test: wants Java -->`, `<!-- test: in one session -->`, or `<!-- test: until "TEXT" -->` (the
-block is stopped by SIGTERM once it has written that text). The documentation's ports (4150, 4151, 4153, 4155) are replaced by free
-ones.
+block is stopped by SIGTERM once it has written that text). The documentation's ports (4150, 4151,
+4153, 4155) are replaced by free ones.
 """
 
 from __future__ import annotations
