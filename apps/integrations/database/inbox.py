@@ -66,9 +66,8 @@ class Received(Protocol):
 class Inbox:
     """The ids of messages that were handled, in a table of the user's database.
 
-    The id is the topic with its part, the channel, the offset, and the time of storing. The time
-    makes a difference after a topic was restored from a backup: then new messages may get the
-    offsets of others. `table`: the name of the table, which `create` makes.
+    The id is the topic with its part, the channel, the offset, and the time of storing. `table`:
+    the name of the table, which `create` makes.
     """
 
     def __init__(self, table: str = "zsq_inbox") -> None:

@@ -190,8 +190,8 @@ class Outbox:
 
         It returns when no such message waits, or after this number of `batches`. A batch has at
         most `count` messages (10,000 at most) and about 8 MiB. The connection must not be in a
-        transaction: this begins and commits its own ones. If it raises an error, nothing is lost:
-        call it again. `url`, `timeout`, `key_file`, `transport`: see `Producer`.
+        transaction. If it raises an error, nothing is lost: call it again. `url`, `timeout`,
+        `key_file`, `transport`: see `Producer`.
         """
         with _DrainClients(url, timeout, key_file, transport) as broker:
             return self._drain(db, broker, count, batches)

@@ -60,9 +60,8 @@ class AdminCalls(Asker):
     async def add_parts(self, topic: str, count: int, *, brokers: Sequence[int] = ()) -> Added:
         """Add parts to a topic that has parts. Returns {"parts": how many it has now}.
 
-        They are at the brokers with the fewest parts of the topic, of all or of `brokers`.
-        Connected clients use them within a minute. Some keys move to the new parts, so the order of
-        a key is not kept across this change.
+        They are at the brokers with the fewest parts of the topic, of all or of `brokers`. Some
+        keys move to the new parts, so the order of a key is not kept across this change.
         """
         return await self._carry_out(administration.add_parts(topic, count, brokers=brokers))
 
@@ -78,8 +77,7 @@ class AdminCalls(Asker):
         """Remove a part that is closed to publishers, such as "clicks#3". See docs/parts.md.
 
         Raises `Refused` (E_NOT_EMPTY) while the part is open, or a channel has unfinished messages
-        in it, unless `force` is True. The last open part stays. Returns {"end": the offset at which
-        its log ended}. No part gets its number again.
+        in it, unless `force` is True. Returns {"end": the offset at which its log ended}.
         """
         return await self._carry_out(administration.remove_part(part, force=force))
 
@@ -185,9 +183,9 @@ class AdminCalls(Asker):
     async def empty(self, topic: str, channel: str | None = None) -> Nothing:
         """Remove the waiting messages, so that they are never delivered.
 
-        With a channel, this removes its backlog. Without one, it removes only what no channel has
-        yet: the messages that wait for the topic's first channel, or until the topic is unpaused.
-        Delayed messages are cancelled if the topic has no channel, or only this one.
+        With a channel, this removes its backlog. Without one, it removes the messages that wait for
+        the topic's first channel, or until the topic is unpaused. Delayed messages are cancelled if
+        the topic has no channel, or only this one.
         """
         return await self._carry_out(administration.empty(topic, channel))
 
@@ -409,11 +407,10 @@ class AdminCalls(Asker):
         """Return all topics and channels with the values that they last reported.
 
         The values are about a second old, or up to three minutes where nothing happens. The broker
-        asks no other process for them, so this is cheap. Returns {"version", "whole", "topics":
-        {name: (row, {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and
-        `channel_fields`, which name the values of a row in their order, and replaces all earlier
-        answers. With `since` set to a version, the answer has only the rows that changed after it,
-        and () as the row of a topic of which only channels changed.
+        asks no other process for them. Returns {"version", "whole", "topics": {name: (row,
+        {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and `channel_fields`, which
+        name the values of a row in their order. With `since` set to a version, the answer has only
+        the rows that changed after it, and () as the row of a topic of which only channels changed.
         """
         return await self._carry_out(
             administration.overview(since=since, processes=processes, alarms=alarms)
@@ -433,9 +430,9 @@ class AdminCalls(Asker):
     ) -> FigureHistory:
         """Return values of a topic or channel over a day ("1d") or 30 days ("30d").
 
-        The broker writes them once a minute, so they survive a restart. Returns {"step_s",
-        "end_ms", "series": {name: values}}, with at most `points` (720) values each. Rates are
-        means. A backlog, a depth, and a latency are the largest of their time.
+        They survive a restart. Returns {"step_s", "end_ms", "series": {name: values}}, with at most
+        `points` (720) values each. Rates are means. A backlog, a depth, and a latency are the
+        largest of their time.
         """
         return await self._carry_out(
             administration.history(topic, channel, span=span, points=points)

@@ -132,10 +132,9 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
     def push(self, block: Block, *, has_key: bool = False) -> None:
         """Add a block to the stage and send it, for example one of `Fetched.blocks`.
 
-        Its messages keep their lifetimes. With `has_key`, its one message keeps its unique key,
-        which the commit must name. Do not change the block's columns afterwards. The call returns
-        at once while the window has room, and otherwise waits. Raises `NotFound` if the stage no
-        longer exists.
+        With `has_key`, its one message keeps its unique key, which the commit must name. Do not
+        change the block's columns afterwards. The call returns at once while the window has room,
+        and otherwise waits. Raises `NotFound` if the stage no longer exists.
         """
         drive = self._drive()
         with drive.lock:

@@ -138,9 +138,8 @@ def create_topic(
 def add_parts(topic: str, count: int, *, brokers: Sequence[int] = ()) -> Asking[Added]:
     """Add parts to a topic that has parts. Returns {"parts": how many it has now}.
 
-    They are at the brokers with the fewest parts of the topic, of all or of `brokers`.
-    Connected clients use them within a minute. Some keys move to the new parts, so the order of
-    a key is not kept across this change.
+    They are at the brokers with the fewest parts of the topic, of all or of `brokers`. Some
+    keys move to the new parts, so the order of a key is not kept across this change.
     """
     check_name(topic)
     return ask_admin(
@@ -162,8 +161,7 @@ def remove_part(part: str, *, force: bool = False) -> Asking[PartRemoved]:
     """Remove a part that is closed to publishers, such as "clicks#3". See docs/parts.md.
 
     Raises `Refused` (E_NOT_EMPTY) while the part is open, or a channel has unfinished messages
-    in it, unless `force` is True. The last open part stays. Returns {"end": the offset at which
-    its log ended}. No part gets its number again.
+    in it, unless `force` is True. Returns {"end": the offset at which its log ended}.
     """
     _check_part(part, "removed")
     return ask_admin(RemovePartRequest(part, force=force))
@@ -304,9 +302,9 @@ def unpause(topic: str, channel: str | None = None) -> Asking[Nothing]:
 def empty(topic: str, channel: str | None = None) -> Asking[Nothing]:
     """Remove the waiting messages, so that they are never delivered.
 
-    With a channel, this removes its backlog. Without one, it removes only what no channel has
-    yet: the messages that wait for the topic's first channel, or until the topic is unpaused.
-    Delayed messages are cancelled if the topic has no channel, or only this one.
+    With a channel, this removes its backlog. Without one, it removes the messages that wait for
+    the topic's first channel, or until the topic is unpaused. Delayed messages are cancelled if
+    the topic has no channel, or only this one.
     """
     return ask_admin(EmptyRequest(*_names(topic, channel)))
 
@@ -605,11 +603,10 @@ def overview(
     """Return all topics and channels with the values that they last reported.
 
     The values are about a second old, or up to three minutes where nothing happens. The broker
-    asks no other process for them, so this is cheap. Returns {"version", "whole", "topics":
-    {name: (row, {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and
-    `channel_fields`, which name the values of a row in their order, and replaces all earlier
-    answers. With `since` set to a version, the answer has only the rows that changed after it,
-    and () as the row of a topic of which only channels changed.
+    asks no other process for them. Returns {"version", "whole", "topics": {name: (row,
+    {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and `channel_fields`, which
+    name the values of a row in their order. With `since` set to a version, the answer has only
+    the rows that changed after it, and () as the row of a topic of which only channels changed.
     """
     return ask_admin(OverviewRequest(since=since, processes=processes, alarms=alarms))
 
@@ -662,9 +659,9 @@ def history(
 ) -> Asking[FigureHistory]:
     """Return values of a topic or channel over a day ("1d") or 30 days ("30d").
 
-    The broker writes them once a minute, so they survive a restart. Returns {"step_s",
-    "end_ms", "series": {name: values}}, with at most `points` (720) values each. Rates are
-    means. A backlog, a depth, and a latency are the largest of their time.
+    They survive a restart. Returns {"step_s", "end_ms", "series": {name: values}}, with at most
+    `points` (720) values each. Rates are means. A backlog, a depth, and a latency are the
+    largest of their time.
     """
     return ask_admin(HistoryRequest(*_names(topic, channel), span=span, points=points))
 
