@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from . import aio
+    from .storage.errors import StorageError
     from .storage.nsq.disk_queue import DiskQueue
     from .transport.client.blocking.client import (
         Admin,
@@ -70,7 +71,7 @@ __all__ = [
 ]
 
 if sys.platform == "linux":  # so that `from zsq import *` works on other systems
-    __all__ += ["DiskQueue"]
+    __all__ += ["DiskQueue", "StorageError"]
 
 _CLIENT: Final = dict.fromkeys(
     ("Admin", "Batch", "Consumer", "Message", "Producer", "Reader", "Receipt"),
@@ -85,6 +86,7 @@ _HOMES: Final = _CLIENT | {
     "MessageFailed": ".transport.client.core.message_batch",
     "DiskQueue": ".storage.nsq.disk_queue",
     "RangeReader": ".transport.client.blocking.range_reader",
+    "StorageError": ".storage.errors",
     "StageCommitter": ".transport.client.blocking.stage_writer",
     "StageWriter": ".transport.client.blocking.stage_writer",
 }

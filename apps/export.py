@@ -146,7 +146,7 @@ def export(plan: ExportPlan, advance: Advance = lambda done: None) -> ExportRepo
     return report
 
 
-def logs_of(topic: str, url: str, timeout: float) -> list[str]:
+def logs_of(topic: str, url: str | None, timeout: float) -> list[str]:
     """Return the topic, or the names of all its parts."""
     with Reader(topic, url=url, timeout=timeout) as reader:
         try:

@@ -61,15 +61,16 @@ def append(
     table: Any,
     topic: str,
     *,
-    url: str,
-    bytes_max: int = APPEND_BYTES,
+    url: str | None = None,
+    max_bytes: int = APPEND_BYTES,
     skip_lost: bool = False,
     timeout: float = 30.0,
 ) -> Appended:
     """Append the messages that the table does not have yet, up to the end of the topic now.
 
     `table` is a `pyiceberg.table.Table`. Its columns choose those of the messages, see
-    docs/dataframes.md. A commit has at most about `bytes_max` bytes. A topic with parts is appended
+    docs/dataframes.md. Without `url`, the broker is that of the environment variable `ZSQ_URL`, or
+    the local one. A commit has at most about `max_bytes` bytes. A topic with parts is appended
     part by part.
 
     Raises `DataLoss` if messages that should be appended no longer exist, unless `skip_lost`, or if
@@ -81,7 +82,7 @@ def append(
     columns = [field.name for field in table.schema().fields]
     for name in logs_of(topic, url, timeout):
         with Reader(name, url=url, timeout=timeout, patient=True) as reader:
-            _append_log(table, reader, columns, bytes_max, skip_lost, report)
+            _append_log(table, reader, columns, max_bytes, skip_lost, report)
     return report
 
 
@@ -95,7 +96,7 @@ def _append_log(
     table: Any,
     reader: Reader,
     columns: Sequence[str],
-    bytes_max: int,
+    max_bytes: int,
     skip_lost: bool,
     report: Appended,
 ) -> None:
@@ -103,7 +104,7 @@ def _append_log(
     oldest, head = reader.bounds()
     table.refresh()
     while (start := _next_offset(table, reader.topic, uuid, oldest)) < head:
-        for data, stop in _chunks(reader, start, head, columns, bytes_max, skip_lost):
+        for data, stop in _chunks(reader, start, head, columns, max_bytes, skip_lost):
             if not _commit(table, reader.topic, uuid, data, start, stop):
                 break  # another run has appended them: continue behind it
             report.rows += data.num_rows
@@ -117,7 +118,7 @@ def _chunks(
     start: int,
     head: int,
     columns: Sequence[str],
-    bytes_max: int,
+    max_bytes: int,
     skip_lost: bool,
 ) -> Iterator[tuple[pyarrow.Table, int]]:
     """Yield the rows of each commit, and the offset at which to continue."""
@@ -130,7 +131,7 @@ def _chunks(
     for batch in reader.arrow(start, head, columns=wanted, on_data_loss=on_data_loss):
         batches.append(batch)
         size += batch.nbytes
-        if size >= bytes_max:
+        if size >= max_bytes:
             stop = batch.column("offset")[-1].as_py() + 1
             yield pa.Table.from_batches(batches).select(columns), stop
             batches, size = [], 0

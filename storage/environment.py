@@ -107,13 +107,13 @@ class Environment:
         with translated(self.path), self._env.begin() as txn:
             yield txn
 
-    def dump(self, bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
+    def dump(self, max_bytes: int = BATCH_BYTES) -> Iterator[list[Row]]:
         """Yield keys and values of all rows as stored, in lists of about 1 MiB, without a check.
 
         No commit may run before the iterator ends or is closed.
         """
         with self.reading() as txn:
-            yield from row_batches(txn, bytes_max)
+            yield from row_batches(txn, max_bytes)
 
     def write(self, work: Callable[[Any], _Result]) -> _Result:
         """Call `work` with a transaction, commit, and return its result.

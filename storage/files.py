@@ -278,21 +278,21 @@ class Files:
         finally:
             os.close(fd)
 
-    def read_note(self, path: str, bytes_max: int) -> bytes:
+    def read_note(self, path: str, max_bytes: int) -> bytes:
         """Return the content that `note` wrote last, or nothing if the file does not exist."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return b""
         try:
-            return os.read(fd, bytes_max)
+            return os.read(fd, max_bytes)
         finally:
             os.close(fd)
 
-    def read_file(self, path: str, bytes_max: int) -> bytes:
+    def read_file(self, path: str, max_bytes: int) -> bytes:
         fd = self.open_read(path)
         try:
-            return self.pread(fd, bytes_max, 0)
+            return self.pread(fd, max_bytes, 0)
         finally:
             self.close(fd)
 

@@ -163,14 +163,14 @@ class RecordingCursor:
         return done
 
 
-def row_batches(txn: Any, bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
-    """Yield all rows in order, in lists. A list ends with the row that reaches `bytes_max`."""
+def row_batches(txn: Any, max_bytes: int = BATCH_BYTES) -> Iterator[list[Row]]:
+    """Yield all rows in order, in lists. A list ends with the row that reaches `max_bytes`."""
     batch: list[Row] = []
     size = 0
     for key, value in txn.cursor():
         batch.append((key, value))
         size += len(key) + len(value)
-        if size >= bytes_max:
+        if size >= max_bytes:
             yield batch
             batch, size = [], 0
     if batch:
@@ -181,9 +181,9 @@ def row_batches(txn: Any, bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
 
 
 def encode_frames(
-    kind: int, changes: Iterable[Change] = (), bytes_max: int = FRAME_BYTES
+    kind: int, changes: Iterable[Change] = (), max_bytes: int = FRAME_BYTES
 ) -> list[bytes]:
-    """Return frames with these changes, of at most `bytes_max` bytes each if no row is larger.
+    """Return frames with these changes, of at most `max_bytes` bytes each if no row is larger.
 
     Without changes, STATE and DELAYED need no frame, and the other kinds have one. If BEGIN needs
     several frames, only the first has this kind.
@@ -196,7 +196,7 @@ def encode_frames(
         assert kind not in _WITHOUT_ROWS
         assert key
         row_bytes = _ROW.size + len(key) + (len(value) if value is not None else 0)
-        if parts and size + row_bytes > bytes_max:
+        if parts and size + row_bytes > max_bytes:
             frames.append(_frame(kind, parts))
             kind = _FOLLOWING.get(kind, kind)
             parts, size = [], _HEAD.size + _KIND_BYTES

@@ -188,7 +188,7 @@ class DeliveryFacts(ChannelCounters):
     paused: bool
     client_count: int
     backing_off_count: int
-    limited_since: int | None
+    limited_since_s: int | None
 
 
 class ChannelFacts(TypedDict):
@@ -358,11 +358,11 @@ class GatewayStats(TypedDict):
     name: str
     kind: str
     connections: int
-    accepted: int
-    turned_away: int
+    connections_accepted: int
+    connections_refused: int
     strangers: int
     held_bytes: int
-    cut_off: int
+    connections_evicted: int
 
 
 class ProcessStats(TypedDict):
@@ -395,7 +395,7 @@ class AlarmRow(TypedDict):
 
     topic: str
     channel: str
-    figure: str
+    kind: str
     value: float | None
     threshold: float
     raised_ns: int

@@ -188,7 +188,7 @@ _SPECIAL: Final[dict[str, Callable[[Any], Any]]] = {
     "drain_s": _largest,
     "held_offset": min,
     "backing_off_count": max,
-    "limited_since": _earliest,
+    "limited_since_s": _earliest,
     "ship_lag_s": _largest,
     "delayed_next_due_ns": _soonest,
     "rates": _rates,

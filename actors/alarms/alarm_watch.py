@@ -47,9 +47,9 @@ from .backlog import (
     AGE,
     DEAD_LETTERS,
     DEPTH,
-    FIGURES,
     HEALTH,
     HELD_BYTES,
+    KINDS,
     NONE,
     Alarms,
     AlarmSubject,
@@ -123,7 +123,7 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
             return
         self._due_ns = now_ns + options.PULSE_MS * 1_000_000
         wall_ns = time.time_ns()
-        events = self._alarms.see(self._figures(now_ns, wall_ns), now_ns, wall_ns)
+        events = self._alarms.see(self._values(now_ns, wall_ns), now_ns, wall_ns)
         for event in events:
             log.warning("alarm %s", event.text)
         # The disk watch has logged these already.
@@ -217,7 +217,7 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
         except OSError as error:
             log.warning("silenced alarms will be lost in a restart: %s: %s", self._path, error)
 
-    def _figures(self, now_ns: int, wall_ns: int) -> dict[AlarmSubject, Watched]:
+    def _values(self, now_ns: int, wall_ns: int) -> dict[AlarmSubject, Watched]:
         watched = {
             AlarmSubject("", "", name): condition(trouble(), well)
             for name, (trouble, well) in self._parts.conditions().items()
@@ -226,22 +226,22 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
         for group in self._broker.groups.values():
             for name in group.channels:
                 stats = channel_pulse(group, name)
-                for figure, threshold in self._thresholds(group, name, stats):
+                for kind, threshold in self._thresholds(group, name, stats):
                     value = (
-                        backlog(group, name, now_ns, wall_ns)[figure]
+                        backlog(group, name, now_ns, wall_ns)[kind]
                         if is_known(group, name)
                         else None
                     )
-                    watched[AlarmSubject(group.name, name, figure)] = Watched(value, threshold)
+                    watched[AlarmSubject(group.name, name, kind)] = Watched(value, threshold)
             depth = self._depth(group)
             total += depth
             numbers = (
                 (DEPTH, depth, self.given.topic_depth),
                 (HELD_BYTES, storage_pulse(group).get("held_bytes"), self.given.held_bytes),
             )
-            for figure, number, threshold in numbers:
+            for kind, number, threshold in numbers:
                 if threshold != NONE:
-                    watched[AlarmSubject(group.name, "", figure)] = Watched(number, threshold)
+                    watched[AlarmSubject(group.name, "", kind)] = Watched(number, threshold)
             watched[AlarmSubject(group.name, "", HEALTH)] = self._health(group)
         if self.given.total_depth != NONE:
             watched[AlarmSubject("", "", DEPTH)] = Watched(total, self.given.total_depth)
@@ -289,9 +289,9 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
         """
         settings = stats.get("settings")
         if settings is None:
-            places = [AlarmSubject(group.name, name, figure) for figure in (DEPTH, AGE)]
+            places = [AlarmSubject(group.name, name, kind) for kind in (DEPTH, AGE)]
             return [
-                (place.figure, known)
+                (place.kind, known)
                 for place in places
                 if (known := self._alarms.threshold(place)) is not None
             ]
@@ -300,9 +300,9 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
             (AGE, settings.get("alarm_age_s"), self.given.age_s),
         )
         resolved = (
-            (figure, default if setting is None else setting) for figure, setting, default in asked
+            (kind, default if setting is None else setting) for kind, setting, default in asked
         )
-        return [(figure, threshold) for figure, threshold in resolved if threshold != NONE]
+        return [(kind, threshold) for kind, threshold in resolved if threshold != NONE]
 
     # Reports
 
@@ -320,7 +320,7 @@ class AlarmWatch(SupervisorExtension, AlarmsView):
 
     def texts(self, topic: str) -> list[str]:
         """Return the raised alarms about numbers of a topic, as texts for its health."""
-        return [row["text"] for row in self.rows(topic) if row["figure"] != HEALTH]
+        return [row["text"] for row in self.rows(topic) if row["kind"] != HEALTH]
 
     def recent(self) -> list[AlarmEvent]:
         return list(self._recent)
@@ -334,19 +334,19 @@ def _of_disk(event: DiskEvent) -> Event:
 
 
 def _place(row: RaisedAlarm) -> tuple[str, str, str]:
-    return row["topic"], row["channel"], row["figure"]
+    return row["topic"], row["channel"], row["kind"]
 
 
 def _subject(request: SilenceAlarmRequest | EndSilenceRequest) -> AlarmSubject:
     """Return which alarms a request is about, after a check of the names."""
-    topic, channel, figure = request.topic, request.channel, request.figure
-    if figure and figure not in FIGURES:
-        text = f"figure must be one of {', '.join(FIGURES)}, not {figure!r:.40}"
+    topic, channel, kind = request.topic, request.channel, request.kind
+    if kind and kind not in KINDS:
+        text = f"kind must be one of {', '.join(KINDS)}, not {kind!r:.40}"
         raise UsageError(E_BAD_ARGUMENT, text)
-    for name, kind in ((topic, "topic"), (channel, "channel")):
+    for name, what in ((topic, "topic"), (channel, "channel")):
         if name:
-            check_name(name, kind)
-    return AlarmSubject(topic, channel, figure)
+            check_name(name, what)
+    return AlarmSubject(topic, channel, kind)
 
 
 def _said(place: AlarmSubject) -> str:

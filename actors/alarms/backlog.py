@@ -46,7 +46,7 @@ HEALTH: Final = "health"
 SETTINGS: Final = "settings"
 BUCKET: Final = "bucket"
 FREE_BYTES: Final = "free_bytes"  # of the disk
-FIGURES: Final = (DEPTH, AGE, HELD_BYTES, DEAD_LETTERS, HEALTH, SETTINGS, BUCKET, FREE_BYTES)
+KINDS: Final = (DEPTH, AGE, HELD_BYTES, DEAD_LETTERS, HEALTH, SETTINGS, BUCKET, FREE_BYTES)
 
 
 class AlarmState(Enum):
@@ -93,7 +93,7 @@ HELD: Final = {_S.RISING: _S.RAISED, _S.FALLING: _S.QUIET}  # the next state aft
 class AlarmSubject(NamedTuple):
     topic: str
     channel: str
-    figure: str
+    kind: str
 
 
 class Watched(NamedTuple):
@@ -167,22 +167,20 @@ class Alarms:
         """Set the hold time, also for values that are rising or falling now."""
         self._hold_ns = int(hold_s * 1e9)
 
-    def see(
-        self, figures: Mapping[AlarmSubject, Watched], now_ns: int, wall_ns: int
-    ) -> list[Event]:
+    def see(self, values: Mapping[AlarmSubject, Watched], now_ns: int, wall_ns: int) -> list[Event]:
         """Take new values and return the events that follow.
 
-        Alarms that are not in `figures` end.
+        Alarms that are not in `values` end.
         """
         passed_ns = now_ns - self._seen_ns if self._seen_ns else 0
         self._seen_ns = now_ns
         events = []
-        for place in [place for place in self._alarms if place not in figures]:
+        for place in [place for place in self._alarms if place not in values]:
             alarm = self._alarms.pop(place)
             if alarm.state in (_S.RAISED, _S.FALLING):
                 alarm.seen = alarm.seen._replace(value=None)
                 events.append(_event("cleared", place, alarm, wall_ns))
-        for place, watched in figures.items():
+        for place, watched in values.items():
             alarm = self._alarms.get(place) or _Alarm()
             event = self._step(alarm, watched, passed_ns, wall_ns)
             if event:
@@ -229,7 +227,7 @@ class Alarms:
         """Return the raised alarms, the oldest first."""
         rows: list[RaisedAlarm] = [
             {
-                "topic": place.topic, "channel": place.channel, "figure": place.figure, "value": alarm.value,
+                "topic": place.topic, "channel": place.channel, "kind": place.kind, "value": alarm.value,
                 "threshold": alarm.threshold, "raised_ns": alarm.raised_wall_ns, "text": _text(place, alarm),
             }
             for place, alarm in self._alarms.items()
@@ -243,10 +241,10 @@ def _text(place: AlarmSubject, alarm: _Alarm) -> str:
     where, value, threshold = _where(place), alarm.value, alarm.threshold
     if alarm.seen.well:
         return f"{where}: {alarm.trouble}"
-    if place.figure == AGE:
+    if place.kind == AGE:
         age = "unknown" if value is None else f"{value:,.1f} s"
         return f"{where}: oldest message {age} old (alarm above {threshold:,g} s)"
-    name, unit = _NAMES[place.figure]
+    name, unit = _NAMES[place.kind]
     size = "unknown" if value is None else f"{value:,.0f}"
     return f"{where}: {name} {size}{unit} (alarm above {threshold:,.0f}{unit})"
 
@@ -283,6 +281,6 @@ def _event(event: str, place: AlarmSubject, alarm: _Alarm, wall_ns: int) -> Even
 
 def as_json(event: Event) -> AlarmEvent:
     return {
-        "event": event.event, "topic": event.place.topic, "channel": event.place.channel, "figure": event.place.figure,
+        "event": event.event, "topic": event.place.topic, "channel": event.place.channel, "kind": event.place.kind,
         "value": event.value, "threshold": event.threshold, "raised_ns": event.raised_wall_ns, "time_ns": event.wall_ns, "text": event.text,
     }  # fmt: skip

@@ -6,8 +6,8 @@
 | silenced | a time | then, whether or not an alarm is raised |
 
 Receivers are not told that a silenced alarm is raised. They are told when the silence ends and the
-alarm is still raised, and always when it is cleared. A silence with a figure is about one alarm.
-One without a figure is about all alarms of the channel, or of the topic with its channels.
+alarm is still raised, and always when it is cleared. A silence with a kind is about one alarm.
+One without a kind is about all alarms of the channel, or of the topic with its channels.
 
 Silences survive a restart. The alarms are then raised again, which takes their hold time. So an
 acknowledgement stays for `SETTLE_NS` although its alarm is not raised.
@@ -27,13 +27,13 @@ SETTLE_NS: Final = 60_000_000_000  # in addition to the hold time
 
 
 class Silence(NamedTuple):
-    place: AlarmSubject  # without a figure it is about several alarms
+    place: AlarmSubject  # without a kind it is about several alarms
     by: str
     at_ns: int
     until_ns: int
 
     def covers(self, place: AlarmSubject) -> bool:
-        if self.place.figure:
+        if self.place.kind:
             return self.place == place
         return self.place.topic == place.topic and self.place.channel in ("", place.channel)
 
@@ -51,7 +51,7 @@ class Silence(NamedTuple):
 
 def from_json(row: Mapping[str, Any]) -> Silence:
     """Return the silence of a row. Raises `ValueError` or `KeyError` if it is no such row."""
-    texts = [row[name] for name in ("topic", "channel", "figure", "by")]
+    texts = [row[name] for name in ("topic", "channel", "kind", "by")]
     times = [row[name] for name in ("at_ns", "until_ns")]
     if not all(type(one) is str for one in texts) or not all(type(one) is int for one in times):
         raise ValueError(f"not a silence: {repr(row)[:80]}")

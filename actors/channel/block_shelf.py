@@ -11,13 +11,13 @@ from ...transport.block.block import Block
 class BlockShelf:
     """The blocks kept for redeliveries, by first offset.
 
-    The shelf holds at most `bytes_max`, or one block if that is larger. It drops the oldest first.
+    The shelf holds at most `max_bytes`, or one block if that is larger. It drops the oldest first.
     """
 
-    __slots__ = ("_blocks", "_firsts", "bytes_held", "bytes_max")
+    __slots__ = ("_blocks", "_firsts", "bytes_held", "max_bytes")
 
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self.bytes_held = 0
         self._blocks: OrderedDict[int, Block] = OrderedDict()
         self._firsts: list[int] = []
@@ -32,7 +32,7 @@ class BlockShelf:
         self._blocks[block.first_offset] = block
         insort(self._firsts, block.first_offset)
         self.bytes_held += block.length
-        while self.bytes_held > self.bytes_max and len(self._blocks) > 1:
+        while self.bytes_held > self.max_bytes and len(self._blocks) > 1:
             first, old = self._blocks.popitem(last=False)
             del self._firsts[bisect_right(self._firsts, first) - 1]
             self.bytes_held -= old.length

@@ -872,7 +872,7 @@ class ChannelCore:
             "paused": self.paused,
             "client_count": len(self.consumers),
             "backing_off_count": self._backing_off,
-            "limited_since": self._limited_ns // NS_PER_S or None,
+            "limited_since_s": self._limited_ns // NS_PER_S or None,
             **cast("ChannelCounters", self.counters),
         }
 

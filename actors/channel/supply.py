@@ -258,7 +258,7 @@ class Supply:
         names = vars(Supply(0, (), self.deferred, self.counters, settings, self.choice))
         for name in names.keys() - {"settings"}:
             setattr(supply, name, getattr(self, name))
-        supply._shelf.bytes_max = supply.cache_bytes
+        supply._shelf.max_bytes = supply.cache_bytes
         supply.again.ready.extend(runs)
         supply.configure(settings)
         return supply

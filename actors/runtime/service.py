@@ -182,7 +182,7 @@ class OptionsDoor(Door, Generic[_OptionsT]):
             supervisor=site.supervisor,
             security=site.options.security,
             options=options,
-            message_bytes_max=site.options.message_bytes_max,
+            max_msg_size=site.options.max_msg_size,
         )
 
     def is_required(self, start: ActorStart) -> bool:

@@ -244,7 +244,7 @@ class ScheduleSupervision(SupervisorExtension):
 
     def _check_room(self, schedule: Schedule, changed: Mapping[str, TopicRow]) -> None:
         """Check the limits. `changed` are rows that count instead of those of the registry."""
-        size_max = self._requests.broker.options.message_bytes_max
+        size_max = self._requests.broker.options.max_msg_size
         if len(schedule.body) > size_max:
             text = (
                 f"the body of {len(schedule.body)} bytes is over this broker's limit of a message"

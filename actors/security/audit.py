@@ -140,11 +140,11 @@ def now_text() -> str:
 class AuditLog:
     """The log file and its thread. `open` starts the thread; `note` returns at once."""
 
-    def __init__(self, path: Path, *, bytes_max: int = BYTES_MAX, retry_s: float = RETRY_S) -> None:
+    def __init__(self, path: Path, *, max_bytes: int = BYTES_MAX, retry_s: float = RETRY_S) -> None:
         self.path = path
         self.lost = 0
         self.written = 0
-        self._bytes_max = bytes_max
+        self._bytes_max = max_bytes
         self._retry_s = retry_s
         self._newest: deque[bytes] = deque()
         self._newest_bytes = 0

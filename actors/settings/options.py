@@ -566,7 +566,7 @@ class ServeOptions(Record):
     unused stage is kept, sealed or not; 0 means
     STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S. `retention` applies to topics without settings, by
     the names of `transport.settings.Retention`. A topic or channel is made only while fewer than
-    `processes_max` processes run; 0 takes the limit from the machine's memory. `message_bytes_max`
+    `processes_max` processes run; 0 takes the limit from the machine's memory. `max_msg_size`
     is the size of the largest message that is accepted. If a topic is not used for `sleep_after_s`
     seconds, its processes end. 0 means that they never end. `own_process` is one of OWN_PROCESS. A
     topic is busy if it takes `busy_at` cores of processor time, and shares a process again when it
@@ -587,7 +587,7 @@ class ServeOptions(Record):
     gateway_push: str = ""
     node_id: int = 0
     chunk_bytes: int = 256 * MIB
-    message_bytes_max: int = MESSAGE_BYTES_MAX
+    max_msg_size: int = MESSAGE_BYTES_MAX
     log_level: str = "info"
     log_format: str = "text"
     sync: str = "always"

@@ -56,7 +56,7 @@ class StorageStart(Record):
     stage_timeout_s: float
     closed: bool
     in_memory: bool = False
-    message_bytes_max: int = MESSAGE_BYTES_MAX
+    max_msg_size: int = MESSAGE_BYTES_MAX
     woken: bool = False
     failed: bool = False
     refused_count: int = 0
@@ -157,7 +157,7 @@ class DoorStart(GatewayStart, Generic[_OptionsT]):
     """Start values of a gateway that has its own options."""
 
     options: _OptionsT
-    message_bytes_max: int = MESSAGE_BYTES_MAX
+    max_msg_size: int = MESSAGE_BYTES_MAX
 
 
 @record(kw_only=True)

@@ -140,18 +140,18 @@ class Reads:
         if not self._waiting and not self._fetching:
             self.unreadable = ""
 
-    def _fetch(self, port: Port, mail: Mail, message: p.Fetch, end: int, bytes_max: int) -> None:
-        """Send the blocks below `end`, up to about `bytes_max` bytes."""
-        if message.offset < 0 or message.bytes_max < 0:
+    def _fetch(self, port: Port, mail: Mail, message: p.Fetch, end: int, max_bytes: int) -> None:
+        """Send the blocks below `end`, up to about `max_bytes` bytes."""
+        if message.offset < 0 or message.max_bytes < 0:
             raise UsageError(
                 E_BAD_ARGUMENT,
                 (
-                    f"offset and bytes_max must be 0 or more, not {message.offset} and "
-                    f"{message.bytes_max}"
+                    f"offset and max_bytes must be 0 or more, not {message.offset} and "
+                    f"{message.max_bytes}"
                 ),
             )
         offset = max(message.offset, self._log.start)
-        blocks = self._read(offset, min(max(1, message.bytes_max), bytes_max), end)
+        blocks = self._read(offset, min(max(1, message.max_bytes), max_bytes), end)
         next_offset = self._log.skip(blocks[-1].next_offset if blocks else offset)
         lost = without(missing(offset, blocks, next_offset), self._log.gaps)
         if not message.bodies:
@@ -162,7 +162,7 @@ class Reads:
             blocks,
         )
 
-    def _read(self, offset: int, bytes_max: int, end: int) -> list[Block]:
+    def _read(self, offset: int, max_bytes: int, end: int) -> list[Block]:
         """Read blocks, and raise an alarm for each damaged place.
 
         The log notes damaged blocks as holes when it finds them, and the next read skips the holes.
@@ -170,7 +170,7 @@ class Reads:
         """
         while True:
             try:
-                return self._log.read(offset, bytes_max, end, p.FRAMES_MAX // 2)
+                return self._log.read(offset, max_bytes, end, p.FRAMES_MAX // 2)
             except Damaged as damage:
                 self._alarm(str(damage))
 
@@ -256,7 +256,7 @@ class Reads:
         )
         try:
             end = max(start, end)
-            size, offset = self._log.measure(start, end, max(1, message.bytes_max))
+            size, offset = self._log.measure(start, end, max(1, message.max_bytes))
         except OutOfReach as error:
             raise refused(error) from None
         port.send(

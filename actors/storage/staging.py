@@ -229,12 +229,12 @@ class StageCommits:
     def __init__(
         self, store: Store, state: StateCommits, thread: Jobs, table: Table, core: Stages, port: Port, admit: Callable[[int], None],
         on_committed: Callable[[], None], shortage: Shortage, *, stage_timeout_s: float = 0.0,
-        message_bytes_max: int = MESSAGE_BYTES_MAX, in_memory: bool = False, closed: bool = False,
+        max_msg_size: int = MESSAGE_BYTES_MAX, in_memory: bool = False, closed: bool = False,
         extension: StorageExtension, locks: Locks,
     ) -> None:  # fmt: skip
         self._extension = extension
         self._locks = locks
-        self._limits = Limits(message_bytes_max)
+        self._limits = Limits(max_msg_size)
         self.core = core
         self.thread = thread
         self._port = port

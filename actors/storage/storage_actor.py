@@ -241,7 +241,7 @@ class StorageActor:
             store, self.state, stage_thread, table, stages,
             self.host.open_router(start.stage, answers_max=options.STAGE_ANSWERS_MAX),
             self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=start.stage_timeout_s,
-            message_bytes_max=start.message_bytes_max, in_memory=in_memory, closed=start.closed, extension=self.extension,
+            max_msg_size=start.max_msg_size, in_memory=in_memory, closed=start.closed, extension=self.extension,
             locks=self._channels.locks,
         )  # fmt: skip
         self._upkeep = LogUpkeep(store, title, self._housekeeping, is_woken=start.woken)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zsq")
 
-FREE_BYTES: Final = "free_bytes"  # the figure of the alarm
+FREE_BYTES: Final = "free_bytes"  # the kind of the alarm
 EVENTS_MAX: Final = 100
 AGAIN_S: Final = 60.0
 OVER_S: Final = 3.0
@@ -228,7 +228,7 @@ class DiskWatch:
             return []
         return [
             {
-                "topic": "", "channel": "", "figure": FREE_BYTES, "value": self.free_bytes, "threshold": self.reserve_bytes,
+                "topic": "", "channel": "", "kind": FREE_BYTES, "value": self.free_bytes, "threshold": self.reserve_bytes,
                 "raised_ns": self._state.began_wall_ns, "text": self._state.text,
             }
         ]  # fmt: skip

@@ -60,7 +60,7 @@ class TopicActor(Actor[TopicStart]):
             self.storage.repeats_of,
         )
         self.ordering.closed = start.closed
-        self.limits = Limits(start.message_bytes_max)
+        self.limits = Limits(start.max_msg_size)
         # Answers to orders, sent once all earlier blocks are answered.
         self._closings: list[p.Done] = []
         self.fanout = Fanout(recovered.head, recovered.visible_end)

@@ -63,7 +63,7 @@ BLOCK_BYTES: Final = 256 * 1024
 BODY_BYTES_MAX: Final = BLOCK_BYTES_MAX - 4096  # the largest body that fits into a block
 READ_BYTES: Final = 1024 * 1024
 ID_HEADER: Final = "nsq_id"
-_LIMITS: Final = Limits(message_bytes_max=BODY_BYTES_MAX)
+_LIMITS: Final = Limits(max_msg_size=BODY_BYTES_MAX)
 # Bytes that a message takes besides its body: for its offsets in columns, its time, its headers.
 _MESSAGE_OVERHEAD: Final = 64
 

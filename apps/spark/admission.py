@@ -34,24 +34,24 @@ class AdmittingReader(FollowingReader, SupportsTriggerAvailableNow):
         options = self._options
         if options.offsets_max:
             return ReadMaxRows(options.offsets_max)
-        if options.bytes_max:
-            return ReadMaxBytes(options.bytes_max)
+        if options.max_bytes:
+            return ReadMaxBytes(options.max_bytes)
         return ReadMinRows(options.offsets_min) if options.offsets_min else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
         place = StreamPosition.from_json(start)
-        offsets_max = bytes_max = 0
+        offsets_max = max_bytes = 0
         # Spark passes only one limit, although several options may be set.
         is_limited = not isinstance(limit, ReadAllAvailable)
         if is_limited:
             offsets_max = (
                 limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.offsets_max
             )
-            bytes_max = (
-                limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_max
+            max_bytes = (
+                limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
             )
         latest = self._plan.latest(
-            place, offsets_max=offsets_max, bytes_max=bytes_max, may_wait=is_limited
+            place, offsets_max=offsets_max, max_bytes=max_bytes, may_wait=is_limited
         )
         self._planned = latest
         channel = self._follow(place)

@@ -205,7 +205,7 @@ class ArchiveLogs:
         return extent.head if offset is None else max(offset, extent.start)
 
     def measure(
-        self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1
+        self, topic: str, start: int, stop: int, max_bytes: int = (1 << 63) - 1
     ) -> Measured:
         """Estimate the size from the manifest: messages of one chunk count as equally large.
 
@@ -218,8 +218,8 @@ class ArchiveLogs:
             if low >= high:
                 continue
             part = row.size * (high - low) / (row.next_offset - row.base_offset)
-            if border == stop and size + part > bytes_max:
-                border = self._border(manifest.uuid, row, low, high, (bytes_max - size) / part)
+            if border == stop and size + part > max_bytes:
+                border = self._border(manifest.uuid, row, low, high, (max_bytes - size) / part)
             messages += high - low
             size += part
         return Measured(int(size), border, extent.start, extent.head, messages)

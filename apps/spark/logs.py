@@ -73,7 +73,7 @@ class Logs(Protocol):
 
     def offset_at(self, topic: str, time_ms: int) -> int: ...
 
-    def measure(self, topic: str, start: int, stop: int, bytes_max: int = ...) -> Measured: ...
+    def measure(self, topic: str, start: int, stop: int, max_bytes: int = ...) -> Measured: ...
 
 
 class TopicLogs:
@@ -224,9 +224,9 @@ class TopicLogs:
         return self._reader(topic).offset_at(time_ms * NS_PER_MS)
 
     def measure(
-        self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1
+        self, topic: str, start: int, stop: int, max_bytes: int = (1 << 63) - 1
     ) -> Measured:
-        return self._reader(topic).measure(start, stop, bytes_max=bytes_max)
+        return self._reader(topic).measure(start, stop, max_bytes=max_bytes)
 
     def archive(self, topic: str) -> Archive | None:
         return self._reader(topic).archive()

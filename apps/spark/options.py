@@ -133,7 +133,7 @@ class SourceOptions(_BrokerOptions):
     starting: Mapping[str, Point]
     ending: Mapping[str, Point]
     offsets_max: int
-    bytes_max: int
+    max_bytes: int
     offsets_min: int
     delay_s: float
     partitions_min: int
@@ -241,7 +241,7 @@ def source_options(
         starting=_or(starting, dict.fromkeys(every, LATEST if streaming else EARLIEST)),
         ending=_or(ending, dict.fromkeys(every, LATEST)),
         offsets_max=offsets_max,
-        bytes_max=_whole(values, "maxBytesPerTrigger", sizes=True),
+        max_bytes=_whole(values, "maxBytesPerTrigger", sizes=True),
         offsets_min=offsets_min,
         delay_s=_delay(values),
         partitions_min=_whole(values, "minPartitions"),

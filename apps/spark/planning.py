@@ -552,7 +552,7 @@ class StreamPlan(_Plan):
         start: StreamPosition,
         *,
         offsets_max: int = 0,
-        bytes_max: int = 0,
+        max_bytes: int = 0,
         may_wait: bool = False,
     ) -> StreamPosition:
         """Return the end of the next micro-batch: `start` if no messages wait. 0 means no limit.
@@ -576,8 +576,8 @@ class StreamPlan(_Plan):
             waiting = dict.fromkeys(waiting, 0)
         if offsets_max:
             waiting = admit(waiting, offsets_max)
-        if bytes_max:
-            waiting = self._by_bytes(offsets, waiting, bytes_max)
+        if max_bytes:
+            waiting = self._by_bytes(offsets, waiting, max_bytes)
         ends = {topic: offsets[topic] + waiting[topic] for topic in offsets}
         return StreamPosition(ends, {topic: extent.uuid for topic, extent in extents.items()})
 
@@ -632,7 +632,7 @@ class StreamPlan(_Plan):
         return self._within(topic, first, extent.head, extent)[0]
 
     def _by_bytes(
-        self, offsets: Mapping[str, int], waiting: Mapping[str, int], bytes_max: int
+        self, offsets: Mapping[str, int], waiting: Mapping[str, int], max_bytes: int
     ) -> dict[str, int]:
         """Limit the messages as `admit` does, but by bytes.
 
@@ -644,7 +644,7 @@ class StreamPlan(_Plan):
             for topic, count in some.items()
         }
         admitted = dict(waiting)
-        for topic, size in admit(sizes, bytes_max).items():
+        for topic, size in admit(sizes, max_bytes).items():
             if size < sizes[topic]:
                 stop = self.logs.measure(
                     topic, offsets[topic], offsets[topic] + some[topic], size

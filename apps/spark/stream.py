@@ -206,21 +206,21 @@ class PlainStreamReader(FollowingReader):
         self._is_underway = False  # True as soon as this run has planned a batch
 
     def latestOffset(self) -> dict[str, object]:  # type: ignore[override]
-        offsets_max, bytes_max = self._options.offsets_max, self._options.bytes_max
+        offsets_max, max_bytes = self._options.offsets_max, self._options.max_bytes
         is_underway = self._is_underway
-        if not is_underway and (offsets_max or bytes_max):
+        if not is_underway and (offsets_max or max_bytes):
             LOGGER.warning(
                 "maxOffsetsPerTrigger and maxBytesPerTrigger do not limit the first micro-batch of "
                 "this run, because with PySpark 4.0 and 4.1 Trigger.AvailableNow would leave the "
                 "rest unread; use PySpark 4.2 or later to limit all micro-batches"
             )
-            offsets_max = bytes_max = 0
+            offsets_max = max_bytes = 0
         self._is_underway = True
         if self._at is None:
             self._at = self._plan.first_end()
         else:
             self._at = self._plan.latest(
-                self._at, offsets_max=offsets_max, bytes_max=bytes_max, may_wait=is_underway
+                self._at, offsets_max=offsets_max, max_bytes=max_bytes, may_wait=is_underway
             )
         # The channel is not created here. It must be created at the start of a batch, and only the
         # batch's end is known here.

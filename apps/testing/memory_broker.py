@@ -507,7 +507,7 @@ class MemoryBroker(BrokerForTests):
             blocks: list[Block] = []
             size = 0
             for block in topic.blocks:
-                if block.next_offset > message.offset and size < message.bytes_max:
+                if block.next_offset > message.offset and size < message.max_bytes:
                     blocks.append(block)
                     size += block.length
                 if len(blocks) >= READ_BLOCKS_MAX:

@@ -2,7 +2,8 @@
 
 A row has the command, what it printed of its result, the day, the commit, and how long it took. A
 run that fails stays in the table as fallen, until the same row is run again. So nothing is in the
-table that its command did not print.
+table that its command did not print. `--check` says which rows are no evidence for the commit that
+is checked out: rows that are missing, have fallen, or were run with other code of the product.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,6 +23,9 @@ import zsq
 from .build import git
 
 ROOT: Final = Path(zsq.__file__).resolve().parent
+PRODUCT: Final = (
+    "actors", "aio", "apps", "pyspark_zsq", "storage", "testing", "transport", "__init__.py", "__main__.py", "pyproject.toml",
+)  # fmt: skip
 LOGS: Final = ROOT / "build" / "evidence"  # what each command printed
 BEGIN: Final = "<!-- evidence: begin -->\n"
 END: Final = "<!-- evidence: end -->\n"
@@ -97,6 +102,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="rows; without any, all of them")
     parser.add_argument("--list", action="store_true", help="the rows, and nothing else")
     parser.add_argument("--docs", type=Path, help="the page whose table gets the rows")
+    parser.add_argument(
+        "--check", action="store_true", help="what the table of --docs lacks for this commit"
+    )
     given = parser.parse_args()
     by_name = {row.name: row for row in ROWS}
     if unknown := [name for name in given.names if name not in by_name]:
@@ -106,6 +114,12 @@ def main() -> None:
         for row in chosen:
             print(f"{row.name:22} {row.command}")
         return
+    if given.check:
+        if given.docs is None:
+            parser.error("--check needs --docs")
+        lacks = lacking(given.docs.read_text(), chosen, is_other_code)
+        print("\n".join(lacks) or "each row was run on this code, and held")
+        sys.exit(bool(lacks))
     fallen = 0
     for row in chosen:
         print(f"{row.name}: {row.command}", flush=True)
@@ -143,11 +157,41 @@ def carried_out(row: Row) -> tuple[str, bool]:
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |", held
 
 
+def lacking(page: str, rows: list[Row], is_other: Callable[[str], bool]) -> list[str]:
+    """Return a sentence for each row that is no evidence for the commit that is checked out.
+
+    `is_other` says if the product of a commit differs from it.
+    """
+    table = _table(page)
+    lacks = []
+    for row in rows:
+        cells = table.get(row.name, "").split(" | ")
+        if len(cells) < 2:
+            lacks.append(f"{row.name}: not run")
+        elif cells[2].startswith("**fallen**"):
+            lacks.append(f"{row.name}: has fallen")
+        elif is_other(commit := cells[-1].split(", ")[1]):
+            lacks.append(f"{row.name}: run at {commit}, whose code differs from this commit's")
+    return lacks
+
+
+def is_other_code(commit: str) -> bool:
+    """Return True if the product at `commit` differs from the one of the folder, or is unknown."""
+    asked = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "--", *PRODUCT]
+    return subprocess.run(asked, stderr=subprocess.DEVNULL, check=False).returncode != 0
+
+
+def _table(page: str) -> dict[str, str]:
+    """Return the lines of the page's table by the names of their rows."""
+    table = page.partition(BEGIN)[2].partition(END)[0]
+    return {line.split("|")[1].strip(): line for line in table.splitlines()[2:]}
+
+
 def with_row(page: str, name: str, line: str) -> str:
     """Return the page with this line in its table, in the order of ROWS."""
-    before, _, rest = page.partition(BEGIN)
-    table, _, after = rest.partition(END)
-    lines = {one.split("|")[1].strip(): one for one in table.splitlines()[2:]} | {name: line}
+    before = page.partition(BEGIN)[0]
+    after = page.partition(END)[2]
+    lines = _table(page) | {name: line}
     rows = "".join(f"{lines[row.name]}\n" for row in ROWS if row.name in lines)
     return f"{before}{BEGIN}{HEAD}{rows}{END}{after}"
 

@@ -210,15 +210,15 @@ class Writer:
         self._known = {row.path: row for row in base[1].files} if base is not None else {}
 
     def copy(
-        self, source: str, path: str, bytes_max: int | None = None, *, cold: bool = False
+        self, source: str, path: str, max_bytes: int | None = None, *, cold: bool = False
     ) -> FileRow:
         """Copy a file to `path`, relative to the folder.
 
-        With `bytes_max`, exactly that many bytes are copied. Raises `Damaged` if the source has
+        With `max_bytes`, exactly that many bytes are copied. Raises `Damaged` if the source has
         fewer. `cold` is True if the source will not be read again soon.
         """
         self._make_folders(path)
-        row = None if bytes_max is not None else self._known_row(source, path)
+        row = None if max_bytes is not None else self._known_row(source, path)
         if row is None:
             row = FileRow(
                 path,
@@ -226,7 +226,7 @@ class Writer:
                     self._files,
                     source,
                     f"{self._folder}/{path}",
-                    bytes_max,
+                    max_bytes,
                     self._advance,
                     cold=cold,
                 ),
@@ -312,14 +312,14 @@ def copy_file(
     files: Files,
     source: str,
     target: str,
-    bytes_max: int | None,
+    max_bytes: int | None,
     advance: Advance,
     *,
     cold: bool = False,
 ) -> tuple[int, int]:
     """Copy a file to a new one, sync it, and return the length and checksum of the read bytes.
 
-    Raises `Damaged` if the source is shorter than `bytes_max`.
+    Raises `Damaged` if the source is shorter than `max_bytes`.
     """
     reading = files.open_read(source)
     try:
@@ -328,7 +328,7 @@ def copy_file(
             position = crc = 0
             while piece := files.pread(
                 reading,
-                PIECE_BYTES if bytes_max is None else min(PIECE_BYTES, bytes_max - position),
+                PIECE_BYTES if max_bytes is None else min(PIECE_BYTES, max_bytes - position),
                 position,
             ):
                 files.writev(writing, [piece], position)
@@ -337,9 +337,9 @@ def copy_file(
                 if position % SYNC_BYTES == 0:
                     files.sync(writing)
                 advance(len(piece))
-            if bytes_max is not None and position < bytes_max:
+            if max_bytes is not None and position < max_bytes:
                 raise Damaged(
-                    f"{source} has only {position} bytes, but {bytes_max} bytes of it were synced"
+                    f"{source} has only {position} bytes, but {max_bytes} bytes of it were synced"
                 )
             files.sync(writing)
             files.advise_done(writing, 0, 0)

@@ -196,28 +196,28 @@ class RemoveEntry(NamedTuple):
 
 
 class DrainEntry(NamedTuple):
-    """The broker with the number `broker` moves its parts to others, `at_once` at a time, or does
-    not so any more.
+    """The broker with the number `broker` moves its parts to others, `concurrency` at a time, or
+    does not so any more.
     """
 
     id: str
     broker: int
     is_draining: bool
-    at_once: int
+    concurrency: int
 
 
 class AutoEntry(NamedTuple):
     """The setting of the cluster that brokers balance their parts by themselves, or not. 0 means
     no limit, and never.
 
-    `at_once` parts move at a time, and a broker moves `rate` bytes in a second. A broker that does
-    not announce itself for `gone_after_s` seconds is forgotten.
+    `concurrency` parts move at a time, and a broker moves `rate` bytes in a second. A broker that
+    does not announce itself for `gone_after_s` seconds is forgotten.
     """
 
     id: str
     is_on: bool
     rate: int
-    at_once: int
+    concurrency: int
     gone_after_s: int
 
 
@@ -405,7 +405,7 @@ _CHECKS: Final = {
     "settings": _settings,
     "is_draining": _bool,
     "is_on": _bool,
-    "at_once": _count,
+    "concurrency": _count,
     "rate": _count,
     "gone_after_s": _count,
 }
@@ -435,7 +435,7 @@ class Auto(NamedTuple):
 
     is_on: bool = False
     rate: int = 0
-    at_once: int = 1
+    concurrency: int = 1
     gone_after_s: int = 0
 
 
@@ -619,10 +619,10 @@ class Directory:
                 del self.topics[self._names.pop(entry.uuid)]
                 self.removed.add(entry.uuid)
             case DrainEntry(broker=number):
-                draining = max(1, entry.at_once) if entry.is_draining else 0
+                draining = max(1, entry.concurrency) if entry.is_draining else 0
                 self._brokers[number] = self._brokers[number]._replace(draining=draining)
             case AutoEntry():
-                self.auto = Auto(entry.is_on, entry.rate, entry.at_once, entry.gone_after_s)
+                self.auto = Auto(entry.is_on, entry.rate, entry.concurrency, entry.gone_after_s)
             case ForgetEntry(broker=number):
                 self._brokers[number] = self._brokers[number]._replace(draining=0, gone=True)
                 for name, topic in self.topics.items():

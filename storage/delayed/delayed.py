@@ -389,8 +389,8 @@ class DelayedStore(Environment):
         self.producers = producers
         """The producers after the last commit."""
 
-    def dump(self, bytes_max: int = BATCH_BYTES) -> Iterator[list[Row]]:
-        batches = super().dump(bytes_max)
+    def dump(self, max_bytes: int = BATCH_BYTES) -> Iterator[list[Row]]:
+        batches = super().dump(max_bytes)
         while True:
             with self._trying("dump"):
                 batch = next(batches, None)
@@ -482,10 +482,10 @@ class DelayedStore(Environment):
 
     # Removing messages
 
-    def due(self, now_ns: int, bytes_max: int, rows_max: int) -> list[DelayedRow]:
+    def due(self, now_ns: int, max_bytes: int, rows_max: int) -> list[DelayedRow]:
         """Return the earliest rows that are due, at least one if any is due.
 
-        `bytes_max` and `rows_max` limit the result approximately. Damaged rows among these are
+        `max_bytes` and `rows_max` limit the result approximately. Damaged rows among these are
         saved to files and removed. It is also damage if the meta row counts messages but there is
         no row.
         """
@@ -505,7 +505,7 @@ class DelayedStore(Environment):
                     damaged.append((key, value, str(error)))
                 else:
                     size += row.block.length
-                    if due_rows and (size > bytes_max or len(due_rows) >= rows_max):
+                    if due_rows and (size > max_bytes or len(due_rows) >= rows_max):
                         break
                     due_rows.append(row)
                 if len(damaged) >= rows_max:
@@ -609,17 +609,17 @@ class DelayedStore(Environment):
                 )
         return found, None
 
-    def cancel_some(self, rows_max: int, bytes_max: int) -> int:
+    def cancel_some(self, rows_max: int, max_bytes: int) -> int:
         """Remove all messages of the first rows, and return their number.
 
-        Stops after `rows_max` rows, or when the removed rows exceed `bytes_max`.
+        Stops after `rows_max` rows, or when the removed rows exceed `max_bytes`.
         """
         taken = 0
 
         def work(rows: Rows) -> None:
             nonlocal taken
             before = rows.meta["messages"]
-            enough = rows.meta["bytes"] - bytes_max
+            enough = rows.meta["bytes"] - max_bytes
             for _ in range(rows_max):
                 key = next(row_keys(rows.txn.cursor()), None)
                 if key is None or rows.meta["bytes"] < enough:

@@ -698,11 +698,11 @@ class Chunk(ChunkFile):
             return
 
     def read(
-        self, position: int, bytes_max: int, end: int, blocks_max: int
+        self, position: int, max_bytes: int, end: int, blocks_max: int
     ) -> tuple[list[Block], int]:
         """Return good blocks from `position` on, and the position after them.
 
-        The blocks are below `end` (absolute) and have about `bytes_max` bytes. Returns at least one
+        The blocks are below `end` (absolute) and have about `max_bytes` bytes. Returns at least one
         block if the first one is good and below `end`, and no block if the first one is bad.
         """
         blocks: list[Block] = []
@@ -710,14 +710,14 @@ class Chunk(ChunkFile):
         window = memoryview(b"")
         while (
             position < self.end_position
-            and position - begin < max(bytes_max, 1)
+            and position - begin < max(max_bytes, 1)
             and len(blocks) < blocks_max
         ):
             start = position - window_at
             if start + HEADER_BYTES > len(window):
                 if blocks:
                     break
-                window = memoryview(self._pread(max(bytes_max, READ_BYTES_MIN), position))
+                window = memoryview(self._pread(max(max_bytes, READ_BYTES_MIN), position))
                 window_at, start = position, 0
             header = decode_disk_header(
                 window[start : start + HEADER_BYTES], self.header.seed, position

@@ -574,13 +574,13 @@ class Log:
     # Reading
 
     def read(
-        self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX
+        self, offset: int, max_bytes: int, end: int, blocks_max: int = BLOCKS_MAX
     ) -> list[Block]:
         """Read whole blocks below `end`, synced or not, from the block that contains `offset` on.
 
         See `LogReader.read`.
         """
-        return self._reader.read(offset, bytes_max, min(end, self._active.end_offset), blocks_max)
+        return self._reader.read(offset, max_bytes, min(end, self._active.end_offset), blocks_max)
 
     @property
     def gaps(self) -> Sequence[Hole]:
@@ -601,12 +601,12 @@ class Log:
         offset = self._reader.offset_at(time_ns)
         return self._active.end_offset if offset is None else offset
 
-    def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
-        """Return the bytes between two offsets, and the offset at which `bytes_max` of them end.
+    def measure(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
+        """Return the bytes between two offsets, and the offset at which `max_bytes` of them end.
 
         See `LogReader.measure`.
         """
-        return self._reader.measure(start, min(end, self._active.end_offset), bytes_max)
+        return self._reader.measure(start, min(end, self._active.end_offset), max_bytes)
 
     def headers(self, offset: int) -> Iterator[tuple[Header, Mark | None]]:
         """Yield wire-form headers and the contents of marks.

@@ -265,12 +265,12 @@ class LogReader:
         self._sealed.clear()
 
     def read(
-        self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX
+        self, offset: int, max_bytes: int, end: int, blocks_max: int = BLOCKS_MAX
     ) -> list[Block]:
         """Read whole blocks below `end`, from the block that contains `offset` on.
 
         If that block is lost or no longer kept, this begins with the next block. Returns about
-        `bytes_max` bytes and at most `blocks_max` blocks, but at least one if any exists. Headers
+        `max_bytes` bytes and at most `blocks_max` blocks, but at least one if any exists. Headers
         are in wire form. Both checksums were checked, either now or when the block arrived.
 
         Raises `Damaged` with the offsets of blocks that this read found to be lost. The next read
@@ -279,7 +279,7 @@ class LogReader:
         """
         offset = self.skip(max(offset, self.bases[0]))
         if offset < end:
-            kept = self.ring.read(offset, bytes_max, end, blocks_max)
+            kept = self.ring.read(offset, max_bytes, end, blocks_max)
             if kept is not None:
                 if kept:
                     activity = self.book.of(self.bases[bisect_right(self.bases, offset) - 1])
@@ -306,7 +306,7 @@ class LogReader:
                         lost_offset,
                         Good(place.position, place.first_offset, 1),
                     )
-                blocks, position = chunk.read(place.position, bytes_max, end, blocks_max)
+                blocks, position = chunk.read(place.position, max_bytes, end, blocks_max)
                 good = None if blocks else chunk.next_good(position)
                 if (
                     good is not None
@@ -315,7 +315,7 @@ class LogReader:
                 ):
                     # No message is lost: the block is not completely below `end`, or only a mark
                     # is damaged.
-                    blocks, position = chunk.read(good.position, bytes_max, end, blocks_max)
+                    blocks, position = chunk.read(good.position, max_bytes, end, blocks_max)
                     if not blocks:
                         return []
                 if blocks:
@@ -471,11 +471,11 @@ class LogReader:
             pass
         return None
 
-    def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
+    def measure(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
         """Return the bytes of the blocks between two offsets, and a border between two blocks.
 
-        The border is the last one up to which these blocks have at most `bytes_max` bytes. It is at
-        most `end`. It is always above `start`, even if the first block is larger than `bytes_max`.
+        The border is the last one up to which these blocks have at most `max_bytes` bytes. It is at
+        most `end`. It is always above `start`, even if the first block is larger than `max_bytes`.
         Lost blocks count as 0 bytes. Raises `NotHere` and `OutOfReach`.
         """
         start = max(start, self.bases[0])
@@ -488,8 +488,8 @@ class LogReader:
                 break
             try:
                 before, size = self._span(base, start, end)
-                if border < 0 and total + size > bytes_max:
-                    border = self.open(base).boundary(before + bytes_max - total)[1]
+                if border < 0 and total + size > max_bytes:
+                    border = self.open(base).boundary(before + max_bytes - total)[1]
                     if border <= start:
                         border = self.open(base).extent(start)[2]
             except (NotHere, OutOfReach):

@@ -48,10 +48,10 @@ class _Append:
 
 
 class Ring:
-    """The newest blocks. With `bytes_max` 0 it keeps nothing."""
+    """The newest blocks. With `max_bytes` 0 it keeps nothing."""
 
-    def __init__(self, bytes_max: int = RING_BYTES, kept_ns: int = RING_KEPT_NS) -> None:
-        self._bytes_max = bytes_max
+    def __init__(self, max_bytes: int = RING_BYTES, kept_ns: int = RING_KEPT_NS) -> None:
+        self._bytes_max = max_bytes
         self._kept_ns = kept_ns
         self._firsts: list[int] = []
         self._appends: list[_Append] = []
@@ -114,11 +114,11 @@ class Ring:
         self._head = self.bytes = 0
 
     def read(
-        self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX
+        self, offset: int, max_bytes: int, end: int, blocks_max: int = BLOCKS_MAX
     ) -> list[Block] | None:
         """Return whole blocks below `end` in wire form, from the block that contains `offset` on.
 
-        Returns about `bytes_max` bytes. Returns None if the ring does not have that block.
+        Returns about `max_bytes` bytes. Returns None if the ring does not have that block.
         """
         if not self.start <= offset < self.end:
             return None
@@ -132,7 +132,7 @@ class Ring:
                 following = first + header.count
                 if following > offset:
                     if following > end or (
-                        blocks and (size + header.length > bytes_max or len(blocks) >= blocks_max)
+                        blocks and (size + header.length > max_bytes or len(blocks) >= blocks_max)
                     ):
                         return blocks
                     try:

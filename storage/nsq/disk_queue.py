@@ -303,10 +303,11 @@ class DiskQueue:
     """A queue of byte strings in a folder, in the format of NSQ's disk queue.
 
     The constructor opens an existing queue, or begins a new one at file 0. It raises
-    `ForeignDirectory` if the folder does not exist. It can also raise `Locked` and `StoreFailed`.
+    `StorageError` if the folder does not exist, another process holds the queue, or the disk fails.
 
     `max_bytes_per_file`: before a file would exceed this size, a new file begins. `min_msg_size`
-    and `max_msg_size` are sizes of messages, without the length field.
+    and `max_msg_size` are sizes of messages, without the length field. `files` is for tests, and
+    not promised to stay.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 `docs/compatibility.md` says what is promised. This file collects it from the code: public names
 with their signatures and defaults, answers and reports, commands with their options, paths of HTTP,
-metrics, settings, headers, options and columns of Spark, error codes, permissions, messages of the
-wire, and versions of the formats.
+metrics, settings, headers, environment variables, kinds of alarms, options and columns of Spark, what other
+libraries are given, error codes, permissions, messages of the wire, and versions of the formats.
 
 Run it to write `promised.json` again, after something was added: python tests/compat/promised.py
 It refuses to write a surface that lacks what is promised.
@@ -11,12 +11,14 @@ It refuses to write a surface that lacks what is promised.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
 import json
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, is_typeddict
@@ -29,6 +31,7 @@ import zsq.aio
 import zsq.inbox
 import zsq.outbox
 import zsq.testing
+from zsq.actors.alarms.backlog import KINDS
 from zsq.actors.channel import priorities
 from zsq.actors.security.policy import RULES
 from zsq.actors.settings import schedule_settings
@@ -38,7 +41,7 @@ from zsq.apps.cli.app import app
 from zsq.apps.spark.options import SINK_NAMES, SOURCE_NAMES
 from zsq.apps.spark.schema import HEADERS, SINK_COLUMNS, SOURCE_COLUMNS
 from zsq.transport import errors, reports, settings
-from zsq.transport.wire import answers, codec, lifetime, protocol_client
+from zsq.transport.wire import answers, codec, dead_letter, lifetime, protocol_client
 from zsq.transport.wire.protocol import WORDS
 
 ROOT: Final = Path(zsq.__file__).resolve().parent
@@ -69,6 +72,20 @@ INSIDE: Final = {
     "Receipt": {"()"},
     "Retries": {"delay_s", "is_over"},
 }
+# They import other libraries, so they are read and not imported.
+INTEGRATIONS: Final = {
+    "apps.iceberg": ("append", "schema"),
+    "apps.spark": ("behind", "register"),
+    "apps.integrations.django": ("ZsqBackend",),
+    "apps.integrations.dramatiq": ("ZsqBroker",),
+    "apps.integrations.kombu.channel": ("Channel",),
+    "apps.integrations.kombu.transport": ("Transport",),
+    "apps.integrations.opentelemetry": ("ZsqInstrumentor", "context_of"),
+    "apps.integrations.taskiq": ("ZsqBroker", "ZsqResultBackend"),
+}
+PRODUCT: Final = ("actors", "apps", "storage", "transport")
+# Of tests, and of the broker's own processes.
+OWN_VARIABLES: Final = {"ZSQ_MALLOC", "ZSQ_ROLE", "ZSQ_SERVE_", "ZSQ_TESTING_CLOCK"}
 HEADER_MODULES: Final = (codec, lifetime, schedule_settings, priorities)
 Tree = Mapping[str, Any]
 
@@ -103,7 +120,15 @@ def collected() -> dict[str, Any]:
             for module in HEADER_MODULES
             for name, value in sorted(vars(module).items())
             if name.endswith("_HEADER")
+        }
+        | {
+            value: ""
+            for value in sorted(map(str, vars(dead_letter).values()))
+            if re.fullmatch(rf"{dead_letter.PREFIX}[a-z-]+", value)
         },
+        "environment variables": dict.fromkeys(sorted(_variables()), ""),
+        "kinds of alarms": dict.fromkeys(KINDS, ""),
+        "integrations": {name: dict(_read(name, public)) for name, public in INTEGRATIONS.items()},
         "spark": {
             "options of the source": dict.fromkeys(SOURCE_NAMES, ""),
             "options of the sink": dict.fromkeys(SINK_NAMES, ""),
@@ -178,6 +203,61 @@ def _is_needed(one: inspect.Parameter) -> bool:
     return one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
 
 
+def _read(module: str, public: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the public functions and classes of a module, with their parameters."""
+    path = ROOT / module.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for one in ast.parse(file.read_text()).body:
+        if getattr(one, "name", "") not in public:
+            if isinstance(one, ast.ImportFrom):
+                yield from ((each.name, "") for each in one.names if each.name in public)
+            continue
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield one.name, _arguments(one)
+            continue
+        assert isinstance(one, ast.ClassDef)
+        inits = [
+            line
+            for line in one.body
+            if isinstance(line, ast.FunctionDef) and line.name == "__init__"
+        ]
+        options = {
+            line.value: ""
+            for each in one.body
+            if isinstance(each, ast.Assign)
+            and ast.unparse(each.targets[0]) == "from_transport_options"
+            for line in ast.walk(each.value)
+            if isinstance(line, ast.Constant)
+        }
+        yield one.name, {**(_arguments(inits[0]) if inits else {}), **options}
+
+
+def _arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, str]:
+    given = function.args
+    plain = [*given.posonlyargs, *given.args]
+    defaults = [*[None] * (len(plain) - len(given.defaults)), *given.defaults]
+    return {
+        one.arg: f"{how}, {NEEDED if default is None else 'optional, ' + ast.unparse(default)}"
+        for how, one, default in (
+            *(("positional or keyword", *pair) for pair in zip(plain, defaults, strict=True)),
+            *(
+                ("keyword-only", *pair)
+                for pair in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+            ),
+        )
+        if one.arg != "self" and not one.arg.startswith("_")
+    }
+
+
+def _variables() -> Iterator[str]:
+    """Yield the environment variables that the code names."""
+    for folder in PRODUCT:
+        for path in (ROOT / folder).rglob("*.py"):
+            for name in re.findall(r'"(ZSQ_[A-Z_]+)"', path.read_text()):
+                if name not in OWN_VARIABLES:
+                    yield name
+
+
 def _keys(kind: Any) -> dict[str, str]:
     return {
         key: str(getattr(value, "__forward_arg__", getattr(value, "__name__", value)))
@@ -193,6 +273,8 @@ def _command(command: click.Command) -> dict[str, Any]:
             continue
         needed = NEEDED if one.required else "optional"
         if isinstance(one, click.Option):
+            if not one.required and isinstance(one.default, str | int | float | tuple):
+                needed += f", {one.default!r}"
             found |= dict.fromkeys((*one.opts, *one.secondary_opts), f"option, {needed}")
         else:
             found[(one.name or "").upper()] = f"argument, {needed}"

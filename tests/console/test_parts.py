@@ -87,9 +87,9 @@ def window(browser: Any) -> Iterator[Window]:
 def test_an_alarm_without_a_number_says_its_sentence(window: Window) -> None:
     page = window.open("#/")
     said = """async (alarm) => (await import("/console/view/parts.js")).alarmText(alarm)"""
-    health = {"figure": "health", "value": None, "threshold": 0, "text": "orders: state store lost"}
+    health = {"kind": "health", "value": None, "threshold": 0, "text": "orders: state store lost"}
     assert page.evaluate(said, health) == "state store lost"
-    age = {"figure": "age_s", "value": 90, "threshold": 60}
+    age = {"kind": "age_s", "value": 90, "threshold": 60}
     assert page.evaluate(said, age).startswith("oldest unfinished is ")
 
 

@@ -63,7 +63,7 @@ def test_a_large_topic_is_appended_in_several_commits(
 ) -> None:
     for start in range(0, 6000, 2000):
         put(topic, start, start + 2000)
-    report = append(table, topic.name, url=topic.url, bytes_max=1)
+    report = append(table, topic.name, url=topic.url, max_bytes=1)
     assert (report.rows, report.commits >= 3) == (6000, True)
     assert values(catalog) == list(range(6000))
 

@@ -32,7 +32,7 @@ SECTIONS: Final = {
     "Reading by offset": ("Reader", "RangeReader"),
     "Administration": ("Admin",),
     "Exactly once into a topic": ("StageWriter", "StageCommitter"),
-    "Embedded": ("DiskQueue",),
+    "Embedded": ("DiskQueue", "StorageError"),
     "Errors": (
         "ZsqError", "UsageError", "BrokerUnreachable", "Refused", "NotFound", "LeaseLost", "CorruptBlock", "DataLoss", "MessageFailed",
     ),

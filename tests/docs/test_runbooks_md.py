@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from zsq.actors.alarms.backlog import FIGURES
+from zsq.actors.alarms.backlog import KINDS
 
 from .walking import ROOT
 
@@ -38,7 +38,7 @@ def anchor(title: str) -> str:
 
 def test_each_alarm_of_the_broker_has_an_entry() -> None:
     named = {found[1] for title in ENTRIES if (found := re.match(r"`(\w+)`: ", title))}
-    assert named == set(FIGURES)
+    assert named == set(KINDS)
 
 
 def test_each_alert_has_an_entry_and_names_it() -> None:

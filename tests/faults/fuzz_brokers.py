@@ -161,7 +161,7 @@ class FakeTable:
 ACTIONS: Final = sorted({*(row.name.partition(" ")[0] for row in REQUESTS), "nonsense"})
 _DO: Final = sorted({row.name.partition(" ")[2] for row in REQUESTS if " " in row.name})
 _NAMES: Final = (
-    "addresses", "after", "body", "broker", "brokers", "channel", "clamp", "consumer", "count", "cron", "figure", "force", "forward",
+    "addresses", "after", "body", "broker", "brokers", "channel", "clamp", "consumer", "count", "cron", "kind", "force", "forward",
     "headers", "key", "keys", "limit", "missed", "name", "offset", "offsets", "origin", "parts", "points", "seconds",
     "seen", "since", "span", "sync", "tag", "time_ns", "timezone", "to", "to_channel", "user",
 )  # fmt: skip

@@ -165,8 +165,8 @@ class OneFile:
     def exists(self, path: str) -> bool:
         return True
 
-    def read_file(self, path: str, bytes_max: int) -> bytes:
-        return self.data[:bytes_max]
+    def read_file(self, path: str, max_bytes: int) -> bytes:
+        return self.data[:max_bytes]
 
     read_note = read_file
 

@@ -57,7 +57,7 @@ def found(code: str) -> list[tuple[str, str]]:
         ("bound", "false", "if len(data) < HEADER_BYTES: return None"),
         ("bound", "true", "while at + LENGTH_BYTES <= len(data): at += 1"),
         ("bound", "false", "if len(data) != FOOTER_BYTES: return None"),
-        ("bound", "false", "if size + length > bytes_max: break"),
+        ("bound", "false", "if size + length > max_bytes: break"),
         ("clamp", "unbounded", "size = min(size, BYTES_MAX)"),
         ("clamp", "unbounded", "beat = max(p.HEARTBEAT_MS_MIN, word.heartbeat_ms)"),
     ],

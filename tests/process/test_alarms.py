@@ -81,7 +81,7 @@ def test_webhook_and_command_get_each_alarm_raised_and_cleared(
         headers, told = hook.got.get(timeout=30)
         assert headers["Authorization"] == "Bearer s3cret"
         (event,) = told["events"]
-        assert (event["event"], event["topic"], event["channel"], event["figure"]) == (
+        assert (event["event"], event["topic"], event["channel"], event["kind"]) == (
             "raised",
             "clicks",
             "c",
@@ -151,9 +151,7 @@ def test_an_age_alarm_is_raised_and_cleared(starts: Starts) -> None:
     broker = starts()
     channel_of(broker, "t", "c", alarm_age_s=1.5)
     publish(broker, "t", 1)
-    wait_for(
-        lambda: [row["figure"] for row in stats(broker)["alarms"]] == ["age_s"], 30, "the alarm"
-    )
+    wait_for(lambda: [row["kind"] for row in stats(broker)["alarms"]] == ["age_s"], 30, "the alarm")
     (row,) = stats(broker)["alarms"]
     assert 1.5 < row["value"] < 60
     drain(broker, "t", "c", 1)
@@ -228,7 +226,7 @@ def fill(broker: Broker, topic: str) -> None:
 
 
 def rows(broker: Broker) -> list[tuple[str, str, str]]:
-    return [(row["topic"], row["channel"], row["figure"]) for row in stats(broker)["alarms"]]
+    return [(row["topic"], row["channel"], row["kind"]) for row in stats(broker)["alarms"]]
 
 
 def test_the_sums_of_a_topic_and_of_the_broker_raise_alarms(starts: Starts) -> None:
@@ -288,7 +286,7 @@ def test_alarms_about_the_bucket_and_about_topics_are_in_the_same_list(
     bucket.rename(tmp_path / "away")
     publish(broker, "t", 1)
     wait_for(lambda: ("", "", "bucket") in rows(broker), 60, "the alarm about the bucket")
-    (row,) = [row for row in stats(broker)["alarms"] if row["figure"] == "bucket"]
+    (row,) = [row for row in stats(broker)["alarms"] if row["kind"] == "bucket"]
     assert row["text"] in zsq_command.run_text("--url", broker.ipc, "alarms").stdout
     (tmp_path / "away").rename(bucket)
     wait_for(lambda: ("", "", "bucket") not in rows(broker), 60, "the end of the alarm")
@@ -348,10 +346,10 @@ def test_receivers_do_not_hear_of_a_silenced_alarm_until_the_silence_ends(
             with pytest.raises(zsq.NotFound, match="no alarm of t/quiet is raised"):
                 admin.alarm_ack("t", "quiet")
             assert admin.alarm_ack("t", "quiet", seconds=3600) == {"count": 0}
-            for figure in ("depth", "age_s", "held_bytes", "dead_letters", "health", "free_bytes"):
-                assert admin.alarm_ack("other", figure=figure, seconds=3600) == {"count": 0}
+            for kind in ("depth", "age_s", "held_bytes", "dead_letters", "health", "free_bytes"):
+                assert admin.alarm_ack("other", kind=kind, seconds=3600) == {"count": 0}
             with pytest.raises(zsq.UsageError, match=r"must be one of depth, .*not 'dpeth'"):
-                admin.alarm_ack("other", figure="dpeth", seconds=3600)
+                admin.alarm_ack("other", kind="dpeth", seconds=3600)
             publish(broker, "t", 5)
             wait_for(lambda: len(rows(broker)) == 2, 30, "both alarms")
             assert [one["channel"] for one in hook.got.get(timeout=30)[1]["events"]] == ["loud"]

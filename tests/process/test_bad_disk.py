@@ -315,7 +315,7 @@ def test_a_full_disk_is_seen_in_health_metrics_alarms_and_log(small: SmallDiskBr
         stats = admin.stats()
         assert stats["disk"]["full"] in stats["health"]
         assert stats["disk"]["refused_count"] >= 1
-        assert [row["figure"] for row in stats["alarms"]] == ["free_bytes"]
+        assert [row["kind"] for row in stats["alarms"]] == ["free_bytes"]
         assert admin.overview()["broker"]["disk_full"]
         assert small.log.read_text().count("the disk is full") == 1, (
             "once at its begin, and then once a minute"

@@ -34,7 +34,7 @@ def admin(own_broker: Broker) -> Iterator[zsq.Admin]:
 
 def bodies(broker: Broker, topic: str = "t") -> list[bytes]:
     with zsq.Reader(topic, url=broker.ipc) as reader:
-        found = reader.read(0, bytes_max=8 << 20)
+        found = reader.read(0, max_bytes=8 << 20)
         return [body or b"" for block in found.blocks for body in block.body.values()]
 
 

@@ -195,7 +195,7 @@ def test_an_alarm_about_a_topic_that_sleeps_is_raised(tmp_path: Path) -> None:
             assert not admin.stats()["alarms"]
             wait_for(lambda: admin.stats()["alarms"], 30, "the alarm")
             [alarm] = admin.stats()["alarms"]
-        assert (alarm["topic"], alarm["channel"], alarm["figure"]) == ("t", "c", "age_s")
+        assert (alarm["topic"], alarm["channel"], alarm["kind"]) == ("t", "c", "age_s")
         assert processes(broker, "t") == [], "it still sleeps"
         assert "alarm" in topic_row(broker, "t")["health"]
 

@@ -91,7 +91,7 @@ def test_a_balance_shows_its_plan_and_moves_what_it_showed(cluster: Cluster) -> 
         assert done.returncode == 2
         assert "2 parts to move" in done.stdout
         assert parts_of(cluster, "uneven") == [0, 0, 0, 0], "it asks first"
-        done = call(cluster, "cluster", "balance", "--yes", "--at-once", "2")
+        done = call(cluster, "cluster", "balance", "--yes", "--concurrency", "2")
         assert done.returncode == 0, done.stderr
         placed = {f"uneven#{part}": at for part, at in enumerate(parts_of(cluster, "uneven"))}
         assert {part: placed[part] for part in moves} == moves

@@ -249,9 +249,13 @@ def test_connections_of_nsq_clients_are_in_statistics_and_metrics(
             if not one.labels
         }
         assert samples["zsq_nsq_connections"] == found["connections"]
-        assert samples["zsq_nsq_accepted_total"] == found["accepted"] == before["accepted"] + 2
-        assert (samples["zsq_nsq_cut_off_total"], samples["zsq_nsq_held_bytes"]) == (
-            found["cut_off"],
+        assert (
+            samples["zsq_nsq_connections_accepted_total"]
+            == found["connections_accepted"]
+            == before["connections_accepted"] + 2
+        )
+        assert (samples["zsq_nsq_connections_evicted_total"], samples["zsq_nsq_held_bytes"]) == (
+            found["connections_evicted"],
             found["held_bytes"],
         )
     wait_for(

@@ -73,7 +73,7 @@ def test_a_kill_gives_no_new_burst_and_loses_nothing(own_broker: Broker) -> None
     make(own_broker.ipc, 10, max_rate=3 / HOUR_S, max_rate_burst=3)
     with zsq.Consumer("t", "c", url=own_broker.ipc, ready=10) as consumer:
         assert drain(consumer) == [0, 1, 2]
-        wait_for(lambda: channel_row(own_broker.ipc)["limited_since"], what="it is limited")
+        wait_for(lambda: channel_row(own_broker.ipc)["limited_since_s"], what="it is limited")
     text = run_text("channel", "show", "t", "c", "--url", own_broker.ipc).stdout
     assert "rate       at most 3/h, burst 3" in text
     own_broker.signal_all(signal.SIGKILL)
@@ -148,7 +148,7 @@ def test_consumers_of_nsq_and_http_share_the_limit(doors: Broker) -> None:
         assert 3 <= count <= 4, "three messages, and perhaps the number in another place"
         row = channel_row(doors.ipc)
         assert (row["in_flight_count"], row["depth"]) == (4, 16)
-        assert row["limited_since"]
+        assert row["limited_since_s"]
         assert " limited " in run_text("stats", "t", "--url", doors.ipc).stdout
         metrics = httpx.get(f"http://127.0.0.1:{doors.http}/metrics", timeout=30).text
         assert 'zsq_channel_limited{channel="c",topic="t"} 1.0' in metrics
@@ -175,7 +175,7 @@ def test_a_takeover_gives_no_new_burst(pair: Pair) -> None:
     pair.two.wait_ready()
     with zsq.Consumer(TOPIC, "c", url=pair.two.tcp, ready=10) as consumer:
         assert drain(consumer) == []
-        assert channel_row(pair.two.tcp, TOPIC)["limited_since"]
+        assert channel_row(pair.two.tcp, TOPIC)["limited_since_s"]
         with zsq.Admin(pair.two.tcp) as admin:
             admin.configure_channel(TOPIC, "c", max_rate=None)
         assert len(drain(consumer)) == 7

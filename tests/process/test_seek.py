@@ -196,13 +196,13 @@ def test_a_reader_finds_offsets_by_time_and_by_bytes(own_broker: Broker, way: st
         whole = reader.measure(0)
         assert 6_300_000 <= whole.bytes <= 7_000_000
         assert whole.offset == 6_300
-        part = reader.measure(100, 6_200, bytes_max=1_000_000)
+        part = reader.measure(100, 6_200, max_bytes=1_000_000)
         assert 100 < part.offset < 2_500
         assert reader.measure(6_300).bytes == 0
         assert reader.measure(50, 10).bytes == 0
         at, steps = 0, 0
         while at < 6_300:
-            before, at = at, reader.measure(at, bytes_max=500_000).offset
+            before, at = at, reader.measure(at, max_bytes=500_000).offset
             assert at > before
             steps += 1
         assert 8 <= steps <= 30

@@ -9,7 +9,7 @@ import pytest
 
 import zsq
 from releasing import evidence
-from releasing.evidence import ROWS, Row, carried_out, with_row
+from releasing.evidence import ROWS, Row, carried_out, is_other_code, lacking, with_row
 
 PAGE = f"# Evidence\n\n{evidence.BEGIN}{evidence.END}\nmore\n"
 
@@ -49,3 +49,23 @@ def test_the_page_has_a_place_for_the_table() -> None:
 def test_each_row_has_its_own_name_and_a_result_that_can_be_found() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     assert all(re.compile(row.result).groups for row in ROWS)
+
+
+def test_rows_that_are_no_evidence_for_this_commit_are_named() -> None:
+    page = PAGE
+    for row, result, commit in (
+        (ROWS[0], "lost 0", "aaaaaaaaaa"),
+        (ROWS[1], "lost 0", "bbbbbbbbbb"),
+        (ROWS[2], "**fallen**: exit code 1, lost 3", "aaaaaaaaaa"),
+    ):
+        line = f"| {row.name} | a test | {result} | `a, b` | 2026-11-30, {commit}, 1.0 min |"
+        page = with_row(page, row.name, line)
+    assert lacking(page, list(ROWS[:4]), lambda commit: commit == "bbbbbbbbbb") == [
+        f"{ROWS[1].name}: run at bbbbbbbbbb, whose code differs from this commit's",
+        f"{ROWS[2].name}: has fallen",
+        f"{ROWS[3].name}: not run",
+    ]
+
+
+def test_a_commit_that_is_not_known_is_other_code() -> None:
+    assert is_other_code("0123456789")

@@ -50,7 +50,7 @@ def test_options_not_given_have_their_defaults() -> None:
         "tag",
     )
     assert (batch.starting, batch.ending) == ({"t": EARLIEST}, {"t": LATEST})
-    assert (batch.offsets_max, batch.bytes_max, batch.partitions_min) == (0, 0, 0)
+    assert (batch.offsets_max, batch.max_bytes, batch.partitions_min) == (0, 0, 0)
     assert batch.fail_on_data_loss
     assert batch.timeout_s == 120
     assert source(True).starting == {"t": LATEST}
@@ -66,7 +66,7 @@ def test_every_given_option_is_taken() -> None:
     assert found.topics == ("a", "b")
     assert found.url == "ipc:///run"
     assert found.columns[-1] == "headers"
-    assert (found.offsets_max, found.bytes_max, found.partitions_min) == (10, 2 << 20, 3)
+    assert (found.offsets_max, found.max_bytes, found.partitions_min) == (10, 2 << 20, 3)
     assert (found.fail_on_data_loss, found.channel, found.timeout_s) == (False, "c", 1.5)
     assert sink(topic="t", txnAppId="a", txnVersion="0", timeout="9s") == SinkOptions(
         url=URL, topic="t", app="a", version=0, timeout_s=9.0

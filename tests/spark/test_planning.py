@@ -198,25 +198,25 @@ def test_a_limit_is_shared_among_topics_by_what_waits() -> None:
     plan = StreamPlan(source_options({"subscribe": "a,b"}, "tcp://h:1", streaming=True), logs)
     begin = at(a=0, b=0)
     assert plan.latest(begin, offsets_max=110).offsets == {"a": 100, "b": 10}
-    assert plan.latest(begin, bytes_max=110 * MESSAGE_BYTES).offsets == {"a": 100, "b": 10}
-    assert plan.latest(begin, offsets_max=55, bytes_max=10**9).offsets == {"a": 50, "b": 5}
-    assert plan.latest(begin, offsets_max=55, bytes_max=11 * MESSAGE_BYTES).offsets == {
+    assert plan.latest(begin, max_bytes=110 * MESSAGE_BYTES).offsets == {"a": 100, "b": 10}
+    assert plan.latest(begin, offsets_max=55, max_bytes=10**9).offsets == {"a": 50, "b": 5}
+    assert plan.latest(begin, offsets_max=55, max_bytes=11 * MESSAGE_BYTES).offsets == {
         "a": 10,
         "b": 1,
     }
-    assert plan.latest(begin, bytes_max=1).offsets == {"a": 1, "b": 1}, (
+    assert plan.latest(begin, max_bytes=1).offsets == {"a": 1, "b": 1}, (
         "some of each, or nothing would ever go on"
     )
 
 
 @given(st.integers(0, 100), st.integers(0, 500), st.integers(0, 50), st.integers(0, 5000))
 def test_each_step_leads_on_to_the_end(
-    start: int, count: int, offsets_max: int, bytes_max: int
+    start: int, count: int, offsets_max: int, max_bytes: int
 ) -> None:
     plan = stream(MadeUp(a=(start, start + count)))
     place = at(a=start)
     for _ in range(600):
-        after = plan.latest(place, offsets_max=offsets_max, bytes_max=bytes_max)
+        after = plan.latest(place, offsets_max=offsets_max, max_bytes=max_bytes)
         if after == place:
             break
         assert place.offsets["a"] < after.offsets["a"] <= start + count

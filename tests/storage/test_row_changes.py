@@ -105,19 +105,19 @@ def test_a_method_that_would_not_be_recorded_is_missing() -> None:
         assert not hasattr(RecordingTransaction(object()), name)
 
 
-@pytest.mark.parametrize("bytes_max", [1, 25, 1 << 20])
-def test_rows_come_in_batches(tmp_path: Path, bytes_max: int) -> None:
+@pytest.mark.parametrize("max_bytes", [1, 25, 1 << 20])
+def test_rows_come_in_batches(tmp_path: Path, max_bytes: int) -> None:
     with lmdb.open(str(tmp_path), lock=False) as env:
         with env.begin() as txn:
-            assert list(row_batches(txn, bytes_max)) == []
+            assert list(row_batches(txn, max_bytes)) == []
         with env.begin(write=True) as txn:
             for row in ROWS.items():
                 txn.put(*row)
         with env.begin() as txn:
-            batches = list(row_batches(txn, bytes_max))
+            batches = list(row_batches(txn, max_bytes))
     assert [row for batch in batches for row in batch] == sorted(ROWS.items())
     assert all(batches)
-    assert all(sum(map(len, sum(batch[:-1], ()))) < bytes_max for batch in batches)
+    assert all(sum(map(len, sum(batch[:-1], ()))) < max_bytes for batch in batches)
 
 
 # Frames
@@ -166,17 +166,17 @@ def test_a_frame_is_laid_out_as_described() -> None:
     changes=st.lists(
         st.tuples(st.binary(min_size=1, max_size=9), st.none() | st.binary(max_size=40))
     ),
-    bytes_max=st.integers(1, 200),
+    max_bytes=st.integers(1, 200),
     kind=st.sampled_from([STATE, DELAYED, STATE_BEGIN, DELAYED_BEGIN]),
 )
-def test_changes_are_divided_among_frames(changes: list[Change], bytes_max: int, kind: int) -> None:
-    frames = encode_frames(kind, changes, bytes_max)
+def test_changes_are_divided_among_frames(changes: list[Change], max_bytes: int, kind: int) -> None:
+    frames = encode_frames(kind, changes, max_bytes)
     decoded = list(decode_frames(b"".join(frames)))
     assert [change for frame in decoded for change in frame.changes] == changes
     following = {STATE_BEGIN: STATE, DELAYED_BEGIN: DELAYED}.get(kind, kind)
     assert [frame.kind for frame in decoded] == [kind, *[following] * len(frames)][: len(frames)]
     for encoded, frame in zip(frames, decoded, strict=True):
-        assert len(encoded) <= bytes_max or len(frame.changes) <= 1
+        assert len(encoded) <= max_bytes or len(frame.changes) <= 1
 
 
 def test_a_cut_stream_is_damaged_or_ends_between_two_frames() -> None:

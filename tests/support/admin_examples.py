@@ -49,15 +49,15 @@ EXAMPLES: Final[Mapping[type[r.AdminRequest[Any]], r.AdminRequest[Any]]] = {
         r.PauseScheduleRequest("t", name="n"),
         r.ResumeScheduleRequest("t", name="n"),
         r.ListSchedulesRequest(),
-        r.SilenceAlarmRequest("t", "c", figure="depth", seconds=1.5),
+        r.SilenceAlarmRequest("t", "c", kind="depth", seconds=1.5),
         r.EndSilenceRequest("t"),
         r.ClusterRequest(fresh=True),
         r.AddPartsRequest("t", count=2, brokers=(0, 1)),
         r.MovePartRequest("t#1", broker=3),
         r.RemovePartRequest("t#1", force=True),
-        r.DrainBrokerRequest(broker=1, draining=False, at_once=3),
+        r.DrainBrokerRequest(broker=1, draining=False, concurrency=3),
         r.ForgetBrokerRequest(broker=1, force=True),
-        r.SetAutoRequest(on=True, rate=1_000_000, at_once=2, gone_after=600),
+        r.SetAutoRequest(on=True, rate=1_000_000, concurrency=2, gone_after=600),
         r.CheckDrainedRequest("t#1"),
     )
 }

@@ -165,12 +165,12 @@ class FakeSource:
         self.calls.append(("offset_at", time_ns))
         return 3
 
-    async def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:
-        self.reads.append((offset, bytes_max))
+    async def read(self, offset: int, max_bytes: int = 1 << 20) -> Fetched:
+        self.reads.append((offset, max_bytes))
         found: list[Block] = []
         size = 0
         for block in self.blocks:
-            if block.next_offset > offset and (not found or size < bytes_max):
+            if block.next_offset > offset and (not found or size < max_bytes):
                 found.append(block)
                 size += block.length
         start, head = await self.bounds()

@@ -87,7 +87,7 @@ class Broker:
             security=SimpleNamespace(access_file=""),
             retention={},
             chunk_bytes=1 << 20,
-            message_bytes_max=1 << 20,
+            max_msg_size=1 << 20,
             stage_timeout_s=0,
             bucket="",
             ships=False,

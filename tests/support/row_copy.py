@@ -60,11 +60,11 @@ class RowCopy:
     def watch(self, store: Environment) -> None:
         store.on_changes = self._changed
 
-    def dump(self, store: Environment, bytes_max: int) -> None:
+    def dump(self, store: Environment, max_bytes: int) -> None:
         """Begin anew with all rows of the store."""
         self.rows.clear()
         self._take(BEGIN[self.kind], ())
-        for batch in store.dump(bytes_max=bytes_max):
+        for batch in store.dump(max_bytes=max_bytes):
             self._take(self.kind, batch)
 
     def rebuild(self, path: Path) -> list[Row]:

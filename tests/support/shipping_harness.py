@@ -219,14 +219,14 @@ class ShippingHarness(ArchiveHarness):
         self._is_known = tail is not None
 
     def tick(
-        self, bytes_max: int = 1 << 20, *, begin: bool = False, base_object: bool = False,
+        self, max_bytes: int = 1 << 20, *, begin: bool = False, base_object: bool = False,
         registry: bool = False, empty: bool = False,
     ) -> int:  # fmt: skip
-        """Ship what is synced, at most `bytes_max` bytes of the log. Return the tick's number."""
+        """Ship what is synced, at most `max_bytes` bytes of the log. Return the tick's number."""
         self.now_ns += 1
         pieces, bodies = [], []
         if not empty:
-            piece, body = self._piece(bytes_max, begin, base_object)
+            piece, body = self._piece(max_bytes, begin, base_object)
             pieces.append(piece)
             bodies.append(body)
         is_first = self.registry_number < 0
@@ -247,9 +247,9 @@ class ShippingHarness(ArchiveHarness):
         self.wanted[number], self.times[number] = self.shipped.state, self.now_ns
         return number
 
-    def _piece(self, bytes_max: int, begin: bool, base_object: bool) -> tuple[Piece, bytes]:
+    def _piece(self, max_bytes: int, begin: bool, base_object: bool) -> tuple[Piece, bytes]:
         shipped = self.shipped
-        ranges, data, is_full = self._ranges(bytes_max)
+        ranges, data, is_full = self._ranges(max_bytes)
         base = ""
         changes = b""
         begins = False
@@ -301,7 +301,7 @@ class ShippingHarness(ArchiveHarness):
             assert kind in (STATE, DELAYED)
         return found
 
-    def _ranges(self, bytes_max: int) -> tuple[list[Range], bytes, bool]:
+    def _ranges(self, max_bytes: int) -> tuple[list[Range], bytes, bool]:
         """Return the next ranges as `Shipping` does, their bytes, and whether more is left."""
         active, synced, _ = self.log.synced_place
         chunk, position = self.shipped.place
@@ -313,7 +313,7 @@ class ShippingHarness(ArchiveHarness):
             self._is_known = True
         found: list[Range] = []
         data = b""
-        left = bytes_max
+        left = max_bytes
         while True:
             path = self.path(chunk_name(chunk))
             if chunk != active and (chunk in self.opened.archived or not path.exists()):

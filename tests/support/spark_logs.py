@@ -56,13 +56,13 @@ class MadeUp:
         return min(max(time_ms, extent.start), extent.head)
 
     def measure(
-        self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1
+        self, topic: str, start: int, stop: int, max_bytes: int = (1 << 63) - 1
     ) -> Measured:
         assert start < stop
         size = (stop - start) * MESSAGE_BYTES
         return Measured(
             size,
-            start + max(1, min(stop - start, bytes_max // MESSAGE_BYTES)),
+            start + max(1, min(stop - start, max_bytes // MESSAGE_BYTES)),
             *self.extent(topic)[:2],
             stop - start,
         )

@@ -236,7 +236,7 @@ class FakeBroker:
         fitting = [
             block
             for i, block in enumerate(within)
-            if not i or sum(b.length for b in within[: i + 1]) <= message.bytes_max
+            if not i or sum(b.length for b in within[: i + 1]) <= message.max_bytes
         ]
         offset = fitting[-1].next_offset if fitting else message.start
         return p.Done(

@@ -371,7 +371,7 @@ def check_block(block: Block, limits: Limits | None = None) -> None:
     check_columns(block.header, block.columns)
     columns = block._parts()[0]
     sizes_max = (
-        limits.message_bytes_max,
+        limits.max_msg_size,
         limits.key_bytes_max,
         limits.tag_bytes_max,
         limits.headers_bytes_max,
@@ -529,7 +529,7 @@ def pack(
         )
     pieces: list[Any] = []
     bits = 0
-    size = _pack_column(pieces, bodies, limits.message_bytes_max, "message")
+    size = _pack_column(pieces, bodies, limits.max_msg_size, "message")
     optional = ((keys, HAS_KEY, KEY_NULLS, limits.key_bytes_max, "key"),
                 (tags, HAS_TAG, TAG_NULLS, limits.tag_bytes_max, "tag"),
                 (headers, HAS_HEADERS, HEADERS_NULLS, limits.headers_bytes_max, "headers"))  # fmt: skip

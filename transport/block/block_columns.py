@@ -65,7 +65,7 @@ def join_columns(
             ),
         )
     pieces: list[Any] = []
-    size = _add_values(pieces, count, body, limits.message_bytes_max, "message")
+    size = _add_values(pieces, count, body, limits.max_msg_size, "message")
     bits = 0
     optional = ((key, HAS_KEY, KEY_NULLS, limits.key_bytes_max, "key"),
                 (tag, HAS_TAG, TAG_NULLS, limits.tag_bytes_max, "tag"),

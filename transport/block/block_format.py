@@ -103,7 +103,7 @@ class Header(NamedTuple):
 class Limits:
     """The largest sizes of one message's parts, in bytes."""
 
-    message_bytes_max: int = MESSAGE_BYTES_MAX
+    max_msg_size: int = MESSAGE_BYTES_MAX
     key_bytes_max: int = KEY_BYTES_MAX
     tag_bytes_max: int = TAG_BYTES_MAX
     headers_bytes_max: int = HEADERS_BYTES_MAX

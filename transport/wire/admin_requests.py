@@ -428,11 +428,11 @@ class ListSchedulesRequest(AdminRequest[ScheduleRows]):
 
 @record(kw_only=True)
 class SilenceAlarmRequest(AdminRequest[Silenced]):
-    """Silence the alarms of `figure`, or of all figures, for `seconds`. 0: until they are
+    """Silence the alarms of one `kind`, or of all kinds, for `seconds`. 0: until they are
     cleared.
     """
 
-    figure: str = ""
+    kind: str = ""
     seconds: float = 0
 
 
@@ -440,7 +440,7 @@ class SilenceAlarmRequest(AdminRequest[Silenced]):
 class EndSilenceRequest(AdminRequest[Silenced]):
     """End the silences of alarms."""
 
-    figure: str = ""
+    kind: str = ""
 
 
 # Clusters
@@ -486,14 +486,14 @@ class CheckDrainedRequest(AdminRequest[PartRemoved]):
 
 @record(kw_only=True)
 class DrainBrokerRequest(AdminRequest[Nothing]):
-    """Let the broker with the number `broker` move its parts to others, `at_once` at a time.
+    """Let the broker with the number `broker` move its parts to others, `concurrency` at a time.
 
     Without `draining`, it keeps the parts that it has, and takes new ones.
     """
 
     broker: int
     draining: bool = True
-    at_once: int = 1
+    concurrency: int = 1
 
 
 @record(kw_only=True)
@@ -510,14 +510,14 @@ class ForgetBrokerRequest(AdminRequest[Nothing]):
 class SetAutoRequest(AdminRequest[Nothing]):
     """Set whether the brokers of the cluster balance their parts by themselves.
 
-    At most `at_once` parts move at a time. After each, its broker waits, so that it moves at most
-    `rate` bytes in a second (0: any number). A broker that is silent for `gone_after` seconds is
-    forgotten (0: never).
+    At most `concurrency` parts move at a time. After each, its broker waits, so that it moves at
+    most `rate` bytes in a second (0: any number). A broker that is silent for `gone_after` seconds
+    is forgotten (0: never).
     """
 
     on: bool
     rate: int = 0
-    at_once: int = 1
+    concurrency: int = 1
     gone_after: int = 0
 
 

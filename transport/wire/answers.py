@@ -108,7 +108,7 @@ class ClusterAuto(TypedDict):
 
     is_on: bool
     rate: int
-    at_once: int
+    concurrency: int
     gone_after_s: int
 
 
@@ -203,7 +203,7 @@ class Place(Ends):
 class Size(Ends):
     """`bytes`: the approximate number of bytes between two offsets.
 
-    `offset`: the offset at which about `bytes_max` of these bytes end. `messages`: the number of
+    `offset`: the offset at which about `max_bytes` of these bytes end. `messages`: the number of
     messages that exist between the two.
     """
 

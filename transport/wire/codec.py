@@ -454,8 +454,8 @@ class _ContainerLimit:
         return container
 
 
-def fitting(values: Mapping[str, object], bytes_max: int) -> dict[str, object]:
-    """Cut the lists of rows (maps) in `values` to `bytes_max` bytes together.
+def fitting(values: Mapping[str, object], max_bytes: int) -> dict[str, object]:
+    """Cut the lists of rows (maps) in `values` to `max_bytes` bytes together.
 
     `NAME_left_out` is the number of rows that are missing in a list.
     """
@@ -463,18 +463,18 @@ def fitting(values: Mapping[str, object], bytes_max: int) -> dict[str, object]:
     for name, value in values.items():
         cut[name] = value
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
-            rows, bytes_max = first_rows(value, bytes_max)
+            rows, max_bytes = first_rows(value, max_bytes)
             cut[name] = rows
             if len(rows) < len(value):
                 cut[f"{name}_left_out"] = len(value) - len(rows)
     return cut
 
 
-def first_rows(rows: Sequence[Any], bytes_max: int) -> tuple[Sequence[Any], int]:
-    """Return the first rows that take at most `bytes_max` bytes in a frame, and the bytes left."""
+def first_rows(rows: Sequence[Any], max_bytes: int) -> tuple[Sequence[Any], int]:
+    """Return the first rows that take at most `max_bytes` bytes in a frame, and the bytes left."""
     for number, row in enumerate(rows):
         size = len(pack_value(row))
-        if size > bytes_max:
-            return rows[:number], bytes_max
-        bytes_max -= size
-    return rows, bytes_max
+        if size > max_bytes:
+            return rows[:number], max_bytes
+        max_bytes -= size
+    return rows, max_bytes

@@ -596,7 +596,7 @@ class Answer(Wire):
 
 @record
 class Fetch(Wire):
-    """Read blocks of about `bytes_max` bytes, beginning with the block that contains `offset`. The
+    """Read blocks of about `max_bytes` bytes, beginning with the block that contains `offset`. The
     reply has at least one block if any exists. Without `bodies`, all bodies in it are empty.
 
     The reply is Blocks.
@@ -605,7 +605,7 @@ class Fetch(Wire):
     op: ClassVar[int] = 40
     request: int
     offset: int
-    bytes_max: int
+    max_bytes: int
     bodies: bool = True
 
 
@@ -649,7 +649,7 @@ class Measure(Wire):
 
     Done.data {"bytes": approximate, from the index; "offset": see below; "start", "head",
     "messages": those that exist}. The messages from `start` to "offset" have at most about
-    `bytes_max` bytes. "offset" is the largest such offset up to `end`, but always above `start` if
+    `max_bytes` bytes. "offset" is the largest such offset up to `end`, but always above `start` if
     there is any message.
     """
 
@@ -657,7 +657,7 @@ class Measure(Wire):
     request: int
     start: int
     end: int
-    bytes_max: int
+    max_bytes: int
 
 
 @record

@@ -100,14 +100,14 @@ class ChangeQueue:
             time_ns = self._delayed_marks.pop()[1]
         self._delayed_marks.append((self.serial, time_ns))
 
-    def take(self, bytes_max: int, frames_max: int, frames: list[bytes]) -> int:
+    def take(self, max_bytes: int, frames_max: int, frames: list[bytes]) -> int:
         """Move the frames of the first entries to `frames`. Return the size of all frames there.
 
-        Entries are taken until that is `bytes_max`. If frames are there before an entry, it is
+        Entries are taken until that is `max_bytes`. If frames are there before an entry, it is
         taken only if all then fit in `frames_max`.
         """
         size = sum(map(len, frames))
-        while self._entries and size < bytes_max:
+        while self._entries and size < max_bytes:
             entry = self._entries[0]
             if frames and size + entry.size > frames_max:
                 break

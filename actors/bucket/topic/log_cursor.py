@@ -94,9 +94,9 @@ class LogCursor:
         first = bisect_left(bases, self.kept_from)
         return next(base for base in bases[first:] if base not in archived)
 
-    def next_stretch(self, bytes_max: int) -> LogStretch:
+    def next_stretch(self, max_bytes: int) -> LogStretch:
         """Return what goes into the next piece."""
-        ranges, place, is_full = self._ranges(bytes_max)
+        ranges, place, is_full = self._ranges(max_bytes)
         if is_full:
             ranges, place = self._cut_at_mark(ranges, place)
         return LogStretch(ranges, place, self.end_at(place), is_full)
@@ -105,14 +105,14 @@ class LogCursor:
         """Note that a piece has this stretch."""
         self.place, self.end = stretch.place, stretch.end
 
-    def _ranges(self, bytes_max: int) -> tuple[list[tuple[int, int, int]], Place, bool]:
+    def _ranges(self, max_bytes: int) -> tuple[list[tuple[int, int, int]], Place, bool]:
         """Return the next ranges of the log, where they end, and whether more is left."""
         active, synced_position = self.goal()
         chunk, position = self.place
         if chunk < self._log.chunks[0]:  # retention has removed it
             chunk, position = self._log.chunks[0], 0
         ranges: list[tuple[int, int, int]] = []
-        left = bytes_max
+        left = max_bytes
         while True:
             if chunk != active and (
                 self.is_archived(chunk, position) or chunk not in self._log.chunks

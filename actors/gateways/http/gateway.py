@@ -111,12 +111,12 @@ def make_origins(node: Node, allowed_hosts: tuple[str, ...]) -> Origins:
 COUNTED_HEAD_BYTES: Final = 8  # the count and the first size in a body of `/mpub?binary=true`
 
 
-def http_limits(nsq: NsqOptions, message_bytes_max: int) -> HttpLimits:
+def http_limits(nsq: NsqOptions, max_msg_size: int) -> HttpLimits:
     """Return the limits from nsqd's options and the broker's largest message."""
     return HttpLimits(
         max_req_timeout_ms=nsq.max_req_timeout_ms,
-        max_msg_size=message_bytes_max,
-        max_body_size=max(HttpLimits().max_body_size, message_bytes_max + COUNTED_HEAD_BYTES),
+        max_msg_size=max_msg_size,
+        max_body_size=max(HttpLimits().max_body_size, max_msg_size + COUNTED_HEAD_BYTES),
     )
 
 
@@ -137,7 +137,7 @@ class HttpGateway(AsyncActor[HttpStart]):
     async def on_begin(self) -> dict[str, Any]:
         options = self.given.options
         nsq = options.nsq or NsqOptions()
-        self._limits = http_limits(nsq, self.given.message_bytes_max)
+        self._limits = http_limits(nsq, self.given.max_msg_size)
         access = load_access(self.given.security.access_file)
         policy = AccessPolicy(access) if access is not None else None
         limiters = Limiters(self._limits)

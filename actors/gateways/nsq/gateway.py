@@ -65,7 +65,7 @@ def limits_of(
     *,
     snappy: bool,
     access: AccessAuthenticator | None = None,
-    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    max_msg_size: int = MESSAGE_BYTES_MAX,
 ) -> NsqLimits:
     """Return the limits that are reported to clients.
 
@@ -74,8 +74,8 @@ def limits_of(
     """
     offered = access is not None and access.takes_anonymous
     return NsqLimits(
-        max_msg_size=message_bytes_max,
-        max_body_size=max(NsqLimits().max_body_size, message_bytes_max + MPUB_HEAD_BYTES),
+        max_msg_size=max_msg_size,
+        max_body_size=max(NsqLimits().max_body_size, max_msg_size + MPUB_HEAD_BYTES),
         max_rdy_count=options.max_rdy_count,
         msg_timeout_ms=options.msg_timeout_ms,
         max_msg_timeout_ms=options.max_msg_timeout_ms,
@@ -98,10 +98,8 @@ def limits_of(
 
 class NsqGateway(AsyncActor[NsqStart]):
     def _limits_now(self) -> NsqLimits:
-        size = self.given.message_bytes_max
-        return limits_of(
-            self.options, snappy=self._snappy, access=self._access, message_bytes_max=size
-        )
+        size = self.given.max_msg_size
+        return limits_of(self.options, snappy=self._snappy, access=self._access, max_msg_size=size)
 
     async def on_begin(self) -> dict[str, Any]:
         options = self.given.options
@@ -115,7 +113,7 @@ class NsqGateway(AsyncActor[NsqStart]):
         self.connections: dict[Connection, None] = {}
         self.paused: dict[Connection, None] = {}
         self.intake = Intake(self.loop, self.connections)
-        self.accepted = self.turned_away = 0
+        self.accepted = self.refused = 0
         self.trunks = Trunks(trunk_name(self.key))
         self.gatherer = Gatherer(self.url, self._on_answered, via="nsq")
         self._tls = context_of(options.tls)
@@ -171,7 +169,7 @@ class NsqGateway(AsyncActor[NsqStart]):
 
     def admit(self, connection: Connection) -> bool:
         if len(self.connections) >= self.options.connections_max and not self.intake.make_room():
-            self.turned_away += 1
+            self.refused += 1
             return False
         self.accepted += 1
         self.connections[connection] = None
@@ -325,8 +323,8 @@ class NsqGateway(AsyncActor[NsqStart]):
     def statistics(self) -> Mapping[str, object]:
         return {
             "connections": len(self.connections),
-            "accepted": self.accepted,
-            "turned_away": self.turned_away,
+            "connections_accepted": self.accepted,
+            "connections_refused": self.refused,
             **self.intake.statistics(),
             **self.gatherer.statistics(),
             "auth": self.permits.statistics(),

@@ -84,7 +84,7 @@ class Intake:
         # All strangers, those that have been idle for longest first.
         self.strangers: dict[Client, None] = {}
         self.strangers_bytes = 0
-        self.cut_off = 0  # number of connections closed to free resources
+        self.evicted = 0  # number of connections closed to free resources
         self.unread: dict[Client, None] = {}  # connections that are not read at present
         self._burdens: dict[Client, None] = {}  # the strangers that hold bytes, in the same order
         self._queue: dict[Client, None] = {}
@@ -152,7 +152,7 @@ class Intake:
                     "clients that sent no AUTH, SUB or PUB together hold more than "
                     f"{STRANGERS_BYTES_MAX} bytes"
                 )
-                self._cut_off(next(iter(self._burdens)), why)
+                self._evict(next(iter(self._burdens)), why)
         if more > 0 and self.held_bytes > HELD_BYTES_MAX:
             self._relieve()
         elif self.full and self.held_bytes < HELD_BYTES_MAX * 3 // 4:
@@ -178,7 +178,7 @@ class Intake:
             f"the limit of {len(self._connections)} connections is reached, and this client "
             "sent no AUTH, SUB or PUB"
         )
-        self._cut_off(next(iter(self.strangers)), why)
+        self._evict(next(iter(self.strangers)), why)
         return True
 
     def leave(self, connection: Client) -> None:
@@ -217,7 +217,7 @@ class Intake:
             if theirs <= HELD_BYTES_MAX // 2:
                 break
             theirs -= connection.held_bytes
-            self._cut_off(
+            self._evict(
                 connection,
                 (
                     f"all connections together hold more than {HELD_BYTES_MAX} bytes, and this one "
@@ -232,8 +232,8 @@ class Intake:
             for connection in list(self._connections):
                 connection.look()
 
-    def _cut_off(self, connection: Client, why: str) -> None:
-        self.cut_off += 1
+    def _evict(self, connection: Client, why: str) -> None:
+        self.evicted += 1
         self.complaints.add(
             "nsq gateway: the connection from %s is closed: %s", connection.remote, why
         )
@@ -268,5 +268,5 @@ class Intake:
         return {
             "held_bytes": self.held_bytes,
             "strangers": len(self.strangers),
-            "cut_off": self.cut_off,
+            "connections_evicted": self.evicted,
         }

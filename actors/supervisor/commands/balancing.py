@@ -9,7 +9,7 @@ follows is in `part_moves.py`.
 |---|---|---|
 | off | drains | its own parts, as many at a time as its `drain` says |
 | on | drains | the same |
-| on | does not drain | the next ones of the cluster's plan that are its own, while fewer than `at_once` move |
+| on | does not drain | the next ones of the cluster's plan that are its own, while fewer than `concurrency` move |
 
 After a move of a part, the next one of this broker waits until the bytes have had their time at
 `rate`. With `gone_after_s`, a broker that has parts and is silent for so long is forgotten. Each
@@ -130,7 +130,7 @@ class Balancing:
         elif not self._view.directory.auto.is_on:
             return self._retarget(me)
         else:
-            left = self._view.directory.auto.at_once - moving
+            left = self._view.directory.auto.concurrency - moving
             first = list(self.plan.moves[: max(0, left)])
         return next((move for move in first if move.source == me.number and left > 0), None)
 

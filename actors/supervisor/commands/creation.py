@@ -33,7 +33,7 @@ def create_topic(
     if is_ephemeral(topic):
         own = changed({}, retention or {})
         sync_modes.check_in_memory(topic, sync or "never")
-        retention_in_memory(own, broker.registry.memory.bytes_max())
+        retention_in_memory(own, broker.registry.memory.max_bytes())
     else:
         sync, own = checked(topic, sync, retention or {}, broker.options)
     row = broker.registry.add(topic, sync, own, part_of, hold, start)

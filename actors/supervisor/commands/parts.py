@@ -435,12 +435,12 @@ class Parts:
         done = partial(self._requests.done, message.request, {})
         id = uuid.uuid4().hex
         if isinstance(message, SetAutoRequest):
-            auto = AutoEntry(id, message.on, message.rate, message.at_once, message.gone_after)
+            auto = AutoEntry(id, message.on, message.rate, message.concurrency, message.gone_after)
             self._append(message.request, iter([auto]), done)
             return
         self._view.check_broker(message.broker)
         if isinstance(message, DrainBrokerRequest):
-            drain = DrainEntry(id, message.broker, message.draining, message.at_once)
+            drain = DrainEntry(id, message.broker, message.draining, message.concurrency)
             self._append(message.request, iter([drain]), done)
             return
         if self._view.directory.brokers[message.broker].gone:

@@ -91,7 +91,7 @@ class MemoryRoot:
         """
         return str(self._made() / name)
 
-    def bytes_max(self) -> int:
+    def max_bytes(self) -> int:
         """Return how many bytes of unfinished messages a topic may hold."""
         share = self._files.total_bytes(str(self._made())) // options.EPHEMERAL_SHARE
         return max(MAX_BYTES_MIN, min(options.EPHEMERAL_BYTES_MAX, share))

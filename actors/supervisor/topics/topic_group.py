@@ -94,19 +94,19 @@ _STOPPED: Final = (
 )
 
 
-def retention_in_memory(settings: Mapping[str, Any], bytes_max: int) -> Retention:
+def retention_in_memory(settings: Mapping[str, Any], max_bytes: int) -> Retention:
     """Return the retention of a topic in memory.
 
     Raises `UsageError` (E_BAD_ARGUMENT) if a limit exceeds the bound.
     """
     retention = resolve(
-        {"keep_bytes": 0, "max_bytes": bytes_max, "when_full": "drop-oldest"}, settings
+        {"keep_bytes": 0, "max_bytes": max_bytes, "when_full": "drop-oldest"}, settings
     )
     for name in ("keep_bytes", "max_bytes"):
         value = getattr(retention, name)
-        if value == NONE or value > bytes_max:
+        if value == NONE or value > max_bytes:
             shown = "no bound" if value == NONE else f"{value} bytes"
-            limit = f"{bytes_max} ({bytes_max // _MIB} MiB)"
+            limit = f"{max_bytes} ({max_bytes // _MIB} MiB)"
             text = f"{name} of a topic in memory is at most {limit}, not {shown}"
             raise UsageError(E_BAD_ARGUMENT, f"{text}; use a topic on disk for more")
     return retention
@@ -335,7 +335,7 @@ class TopicGroup(TopicProcesses):
         Raises `UsageError` if they are invalid.
         """
         if self.row.in_memory:
-            return retention_in_memory(settings, self._registry.memory.bytes_max())
+            return retention_in_memory(settings, self._registry.memory.max_bytes())
         return resolve(self._site.options.retention, settings)
 
     def children(self) -> list[Child]:
@@ -395,7 +395,7 @@ class TopicGroup(TopicProcesses):
             in_memory=self.row.in_memory,
             retention=self.retention(),
             chunk_bytes=serve_options.chunk_bytes,
-            message_bytes_max=serve_options.message_bytes_max,
+            max_msg_size=serve_options.max_msg_size,
             front=self._processes.endpoint(numbers[1]),
             reader=self._processes.endpoint(numbers[2]),
             stage=self._processes.endpoint(numbers[3]),
@@ -1129,5 +1129,5 @@ class TopicGroup(TopicProcesses):
             "channel": child.spec.start.front if child is not None else "",
             "uuid": self.row.uuid,
             "node": self._registry.node,
-            "message_bytes": self._site.options.message_bytes_max,
+            "message_bytes": self._site.options.max_msg_size,
         }

@@ -63,30 +63,30 @@ def alarms(context: click.Context, as_json: bool, url: str, timeout: float) -> N
 @alarms.command("ack")
 @click.argument("topic", required=False, default="")
 @click.argument("channel", required=False, default="")
-@click.option("--figure", default="", help="Only this alarm, such as depth; see zsq alarms --json.")
+@click.option("--kind", default="", help="Only this alarm, such as depth; see zsq alarms --json.")
 @click.option(
     "--for", "seconds", type=Seconds(), default=0.0, metavar="TIME",
     help="Silence all alarms of TOPIC or CHANNEL for this time, also later ones.",
 )  # fmt: skip
 @with_admin
-def alarms_ack(topic: str, channel: str, figure: str, seconds: float, admin: Admin) -> None:
+def alarms_ack(topic: str, channel: str, kind: str, seconds: float, admin: Admin) -> None:
     """Acknowledge the raised alarms of TOPIC or its CHANNEL, until they are cleared. Without TOPIC:
     those of the broker.
 
     Receivers are not told of a silenced alarm, and the console does not count it. This survives a
     restart of the broker.
     """
-    admin.alarm_ack(topic, channel, figure=figure, seconds=seconds)
+    admin.alarm_ack(topic, channel, kind=kind, seconds=seconds)
 
 
 @alarms.command("unack")
 @click.argument("topic", required=False, default="")
 @click.argument("channel", required=False, default="")
-@click.option("--figure", default="", help="Only this alarm, such as depth; see zsq alarms --json.")
+@click.option("--kind", default="", help="Only this alarm, such as depth; see zsq alarms --json.")
 @with_admin
-def alarms_unack(topic: str, channel: str, figure: str, admin: Admin) -> None:
+def alarms_unack(topic: str, channel: str, kind: str, admin: Admin) -> None:
     """End the silence of the alarms of TOPIC or its CHANNEL. Without TOPIC: those of the broker."""
-    admin.alarm_unack(topic, channel, figure=figure)
+    admin.alarm_unack(topic, channel, kind=kind)
 
 
 def describe_alarms(shown: ShownAlarms) -> str:

@@ -419,7 +419,7 @@ def _channel_state(channel: ChannelStats) -> str:
     resting = channel.get("backing_off_count", 0)
     words = (
         "paused" if channel.get("paused") else "",
-        "limited" if channel.get("limited_since") else "",
+        "limited" if channel.get("limited_since_s") else "",
         "keys limited" if any(one["limited"] for one in channel.get("tenants", ())) else "",
         f"{resting} back off" if resting else "",
     )

@@ -79,7 +79,7 @@ def parts_text(count: int) -> str:
 @cluster.command("balance")
 @click.option("--dry-run", is_flag=True, help="Show the plan, and move nothing.")
 @click.option(
-    "--at-once", type=click.IntRange(1, 100), default=1, show_default=True,
+    "--concurrency", type=click.IntRange(1, 100), default=1, show_default=True,
     help="Move this many parts at a time.",
 )  # fmt: skip
 @click.option(
@@ -95,7 +95,7 @@ def parts_text(count: int) -> str:
 @with_broker
 def cluster_balance(
     dry_run: bool,
-    at_once: int,
+    concurrency: int,
     rate: int | None,
     wait: float,
     yes: bool,
@@ -123,7 +123,7 @@ def cluster_balance(
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin, stop_signals() as stopping:
-        pace = Pace(at_once, 0 if rate is None or rate < 0 else rate)
+        pace = Pace(concurrency, 0 if rate is None or rate < 0 else rate)
         moved = carry_out(admin, made.moves, pace, wait, stopping, say=_silent if as_json else say)
     if as_json:
         tell(_told(made, moved))
@@ -168,7 +168,7 @@ def _show(made: Plan) -> None:
 class Pace(NamedTuple):
     """The pace of moves: how many at a time, and bytes in a second (0: no limit)."""
 
-    at_once: int
+    concurrency: int
     rate: int
 
 
@@ -197,7 +197,7 @@ def carry_out(
             elif time.monotonic() - moving[move] > wait_s:
                 text = f"part {move.name} was not moved within {wait_s:g} s; the move goes on"
                 raise ZsqError(E_TIMEOUT, f"{text}: see zsq cluster, and the logs of both brokers")
-        while left and len(moving) < pace.at_once and time.monotonic() >= next_s:
+        while left and len(moving) < pace.concurrency and time.monotonic() >= next_s:
             if stopping.is_set():
                 break
             move = left.pop(0)
@@ -232,7 +232,7 @@ def _takes(seen: ClusterAnswer, number: int) -> bool:
 @cluster.command("auto")
 @click.argument("state", type=click.Choice(("on", "off")), required=False)
 @click.option(
-    "--at-once", type=click.IntRange(1, 100), default=1, show_default=True,
+    "--concurrency", type=click.IntRange(1, 100), default=1, show_default=True,
     help="Move this many parts at a time.",
 )  # fmt: skip
 @click.option(
@@ -247,7 +247,7 @@ def _takes(seen: ClusterAnswer, number: int) -> bool:
 @with_admin
 def cluster_auto(
     state: str | None,
-    at_once: int,
+    concurrency: int,
     rate: int | None,
     gone_after: float | None,
     as_json: bool,
@@ -262,20 +262,20 @@ def cluster_auto(
         admin.set_auto_balance(
             state == "on",
             rate=max(0, rate or 0),
-            at_once=at_once,
+            concurrency=concurrency,
             gone_after=max(0, int(gone_after or 0)),
         )
     auto = admin.cluster(fresh=True)["auto"]
     if as_json:
         tell(auto)
     else:
-        say(auto_text(auto["is_on"], auto["rate"], auto["at_once"], auto["gone_after_s"]))
+        say(auto_text(auto["is_on"], auto["rate"], auto["concurrency"], auto["gone_after_s"]))
 
 
-def auto_text(is_on: bool, rate: int, at_once: int, gone_after_s: int) -> str:
+def auto_text(is_on: bool, rate: int, concurrency: int, gone_after_s: int) -> str:
     if not is_on:
         by = "zsq cluster balance, zsq broker and zsq topic move-part"
         return f"auto is off: parts move only by {by}"
     speed = f" at {size_text(rate)} a second" if rate else ""
     gone = f"forgotten after {gone_after_s:,} s of silence" if gone_after_s else "never forgotten"
-    return f"auto is on: {parts_text(at_once)} at a time{speed}; a broker is {gone}"
+    return f"auto is on: {parts_text(concurrency)} at a time{speed}; a broker is {gone}"

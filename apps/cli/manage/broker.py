@@ -64,7 +64,7 @@ def broker_row(report: Report, name: str) -> BrokerRow:
 @click.option("--undo", is_flag=True, help="Let the broker keep its parts, and take new ones.")
 @click.option("--dry-run", is_flag=True, help="Show which parts would move where.")
 @click.option(
-    "--at-once", type=click.IntRange(1, 100), default=1, show_default=True,
+    "--concurrency", type=click.IntRange(1, 100), default=1, show_default=True,
     help="Move this many parts at a time.",
 )  # fmt: skip
 @click.option(
@@ -77,7 +77,7 @@ def broker_drain(
     name: str,
     undo: bool,
     dry_run: bool,
-    at_once: int,
+    concurrency: int,
     wait: float | None,
     as_json: bool,
     url: str,
@@ -111,7 +111,7 @@ def broker_drain(
             for move in () if as_json else own:
                 say(f"part {move.name} to broker {move.target}, {size_text(move.bytes)}")
             return
-        admin.drain_broker(number, at_once=at_once)
+        admin.drain_broker(number, concurrency=concurrency)
         if not as_json:
             size = size_text(sum(move.bytes for move in own))
             say(f"broker {number} gives {parts_text(len(own))} with {size} to others")

@@ -174,7 +174,7 @@ def channel_show(topic: str, channel: str, as_json: bool, admin: Admin) -> None:
         for blocker in part_channel.get("blocked_by", ()):
             place = f"{part['topic_name']} " if combined.parts else ""
             say(f"blocked by {place}{_blocker(blocker)}")
-    if since := row["limited_since"]:
+    if since := row["limited_since_s"]:
         say(f"limited    since {_local(since)}: max_rate withholds messages")
     for tenant in sorted(row["tenants"], key=lambda one: -one["waiting"])[:TENANTS_SHOWN]:
         say(f"waiting    {_tenant(tenant)}")

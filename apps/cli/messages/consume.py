@@ -171,7 +171,7 @@ def note_paused(url: str, topic: str, channel: str) -> bool:
             f"{topic} continues it",
             err=True,
         )
-    is_limited = any(row.get("limited_since") for row in topic_row["channels"])
+    is_limited = any(row.get("limited_since_s") for row in topic_row["channels"])
     if is_limited:
         say(f"zsq: channel {topic}/{channel} has a max_rate, which withholds messages", err=True)
     return is_paused or is_limited or bool(topic_row.get("paused"))

@@ -67,13 +67,13 @@ class PublishEntry(NamedTuple):
 def lines(
     descriptor: int,
     stopped: Callable[[], bool] = lambda: False,
-    bytes_max: int = MESSAGE_BYTES_LARGEST,
+    max_bytes: int = MESSAGE_BYTES_LARGEST,
     end: bytes = b"\n",
 ) -> Iterator[list[bytes]]:
     """Yield lists of whole lines as they arrive, without their `end`. The last one may lack it.
 
     Ends soon after `stopped()` is true. Raises `UsageError` (E_TOO_BIG) if a line is longer than
-    `bytes_max`.
+    `max_bytes`.
     """
     rest = b""
     while not stopped():
@@ -83,8 +83,8 @@ def lines(
         if not data:
             break
         *complete, rest = (rest + data).split(end)
-        if len(rest) > bytes_max:
-            raise UsageError(E_TOO_BIG, f"a line is longer than the limit of {bytes_max} bytes")
+        if len(rest) > max_bytes:
+            raise UsageError(E_TOO_BIG, f"a line is longer than the limit of {max_bytes} bytes")
         if complete:
             yield complete
     if rest:

@@ -59,7 +59,7 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
     values = _set_fields(ServeOptions, given) | {
         "gateway": gateway,
         "gateway_push": push,
-        "message_bytes_max": given.max_msg_size,
+        "max_msg_size": given.max_msg_size,
         "retention": given_settings(KEEPING, asdict(given)),
         "security": security,
         "advertise": given_addresses(given.advertise),

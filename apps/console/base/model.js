@@ -109,7 +109,7 @@ export function isHealthy(thing) {
   return !thing?.health || thing.health === "OK";
 }
 
-/** Return true if an alarm is raised. `figure` restricts this to depth or age_s. */
-export function isAlarm(thing, figure = "") {
-  return Boolean(thing?.alarms?.some((one) => !figure || one.figure === figure));
+/** Return true if an alarm is raised. `kind` restricts this to depth or age_s. */
+export function isAlarm(thing, kind = "") {
+  return Boolean(thing?.alarms?.some((one) => !kind || one.kind === kind));
 }

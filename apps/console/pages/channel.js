@@ -98,7 +98,7 @@ export function channelPage({ model, params, query, signal }) {
     figures.set("depth", count(channel.depth), { under: `${rate(model.topic(topic).in).text}/s in, ${rate(channel.out).text}/s out`, state: isAlarm(channel, "depth") ? "alarm" : "" });
     figures.set("in_flight", count(channel.in_flight), { under: channel.dying ? `${count(channel.dying).text} on their way to the dead letters` : "" });
     figures.set("deferred", count(channel.deferred));
-    const limited = Boolean(fresh?.channel.limited_since);
+    const limited = Boolean(fresh?.channel.limited_since_s);
     const keysLimited = (fresh?.channel.tenants ?? []).some((one) => one.limited);
     const stuck = !limited && !keysLimited && channel.drain_s === null && channel.depth > 0;
     const pace = limited ? "its max_rate withholds messages" : keysLimited ? "the limits of its keys withhold messages" : stuck ? "it did not shrink in the last 10 s" : "";

@@ -24,11 +24,11 @@ export async function asked(failed, signal, ask, waiting = null) {
 
 /** Return the text of an alarm: "3,114 messages waiting (alarm above 400)". An alarm about a
  * condition has no number. Its own text begins with its place. */
-export function alarmText({ figure, value, threshold, text }) {
+export function alarmText({ kind, value, threshold, text }) {
   if (value === null) return (text ?? "").replace(/^((raised|cleared): )?\S+: /, "");
-  if (figure === "depth") return `${count(value).text} messages waiting (alarm above ${count(threshold).text})`;
-  if (figure === "held_bytes") return `unfinished messages hold ${bytes(value).text} (alarm above ${bytes(threshold).text})`;
-  if (figure === "dead_letters") return `${count(value).text} dead letters (alarm above ${count(threshold).text})`;
+  if (kind === "depth") return `${count(value).text} messages waiting (alarm above ${count(threshold).text})`;
+  if (kind === "held_bytes") return `unfinished messages hold ${bytes(value).text} (alarm above ${bytes(threshold).text})`;
+  if (kind === "dead_letters") return `${count(value).text} dead letters (alarm above ${count(threshold).text})`;
   return `oldest unfinished is ${duration(value).text} old (alarm above ${duration(threshold).text})`;
 }
 

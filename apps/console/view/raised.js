@@ -8,15 +8,15 @@ const MOST = 5;
 
 /** Return an alarm as parts of a line: "121k messages waiting (alarm above 100k)". The broker's own
  * alarm reports that its disk is full. */
-export function alarmWords({ figure, value, threshold, text }) {
-  if (figure === "free_bytes") return ["the disk is full: ", h("b", { title: bytes(value).exact }, bytes(value).text), ` free; the reserve is ${bytes(threshold).text}`];
+export function alarmWords({ kind, value, threshold, text }) {
+  if (kind === "free_bytes") return ["the disk is full: ", h("b", { title: bytes(value).exact }, bytes(value).text), ` free; the reserve is ${bytes(threshold).text}`];
   // a sentence about a condition, which begins with its place
   if (value === null) return [text.replace(/^((raised|cleared): )?\S+: /, "")];
-  if (figure === "held_bytes") return ["unfinished messages hold ", h("b", { title: bytes(value).exact }, bytes(value).text), ` (alarm above ${bytes(threshold).text})`];
-  const depth = figure === "depth" || figure === "dead_letters";
+  if (kind === "held_bytes") return ["unfinished messages hold ", h("b", { title: bytes(value).exact }, bytes(value).text), ` (alarm above ${bytes(threshold).text})`];
+  const depth = kind === "depth" || kind === "dead_letters";
   const part = (one) => (depth ? count(one) : duration(one));
   const size = h("b", { title: part(value).exact }, part(value).text);
-  return [depth ? [size, figure === "depth" ? " messages waiting " : " dead letters "] : ["oldest unfinished is ", size, " old "], h("span.faint", { title: part(threshold).exact }, `(alarm above ${part(threshold).text})`)];
+  return [depth ? [size, kind === "depth" ? " messages waiting " : " dead letters "] : ["oldest unfinished is ", size, " old "], h("span.faint", { title: part(threshold).exact }, `(alarm above ${part(threshold).text})`)];
 }
 
 export function alarmPlace({ topic, channel }) {

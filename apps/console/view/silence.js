@@ -22,7 +22,7 @@ export function silenceButtons(one, changed) {
   const query = { topic: one.topic || null, channel: one.channel || null };
   const what = [one.topic || "the broker", one.channel].filter(Boolean).join("/");
   const send = async (text, path, body) => {
-    await attempt(text, () => post(path, query, { figure: one.figure, ...body }));
+    await attempt(text, () => post(path, query, { kind: one.kind, ...body }));
     changed();
   };
   if (one.silence) return [button(one.silence.until_ms ? "End silence" : "Undo", () => void send("Receivers are told of this alarm again.", "/api/alarm/unack"), { kind: "small" })];
@@ -30,7 +30,7 @@ export function silenceButtons(one, changed) {
     const time = choices("How long", TIMES, "3600");
     const done = await dialog({
       title: `Silence this alarm of ${what}`, submit: "Silence", fields: [h("p.quiet", {}, "Receivers are not told that it is raised, and it is not counted. If it is still raised at the end, they are told then."), time],
-      act: () => post("/api/alarm/ack", query, { figure: one.figure, seconds: Number(time.value) }),
+      act: () => post("/api/alarm/ack", query, { kind: one.kind, seconds: Number(time.value) }),
     });
     if (done) changed();
   };

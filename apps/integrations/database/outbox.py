@@ -89,16 +89,14 @@ class Outbox:
     row of the user's.
 
     - `table`: The name of the table, which `create` makes. A second one ends in `_state`.
-    - `message_bytes_max`: The largest body that `put` accepts, in bytes. It must not be larger than
+    - `max_msg_size`: The largest body that `put` accepts, in bytes. It must not be larger than
       the limit of the broker (`zsq serve --max-msg-size`).
     """
 
-    def __init__(
-        self, table: str = "zsq_outbox", *, message_bytes_max: int = MESSAGE_BYTES_MAX
-    ) -> None:
+    def __init__(self, table: str = "zsq_outbox", *, max_msg_size: int = MESSAGE_BYTES_MAX) -> None:
         self.table = identifier(table)
         self.state = f"{table}_state"
-        self.message_bytes_max = message_bytes_max
+        self.max_msg_size = max_msg_size
 
     def create(self, db: DatabaseConnection) -> None:
         """Create the tables if they do not exist, in SQLite or PostgreSQL.
@@ -155,9 +153,9 @@ class Outbox:
         delay_ms = as_delay_ms(delay)
         due_ns = time.time_ns() + delay_ms * NS_PER_MS if delay_ms else 0
         payload = as_body(body)
-        if len(payload) > self.message_bytes_max:
-            text = f"message of {len(payload)} bytes is over the limit of {self.message_bytes_max}"
-            raise UsageError(E_TOO_BIG, f"{text} bytes; see message_bytes_max")
+        if len(payload) > self.max_msg_size:
+            text = f"message of {len(payload)} bytes is over the limit of {self.max_msg_size}"
+            raise UsageError(E_TOO_BIG, f"{text} bytes; see max_msg_size")
         key_bytes, _, _ = as_attributes(key, tag, headers)
         try:
             packed = json.dumps(dict(headers)) if headers else None

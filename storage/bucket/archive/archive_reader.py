@@ -179,7 +179,7 @@ class _FetchedFiles(ArchivedFiles):
         # only slice, decode and compare them.
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)  # type: ignore[return-value]
 
-    def read_file(self, path: str, bytes_max: int) -> bytes:
+    def read_file(self, path: str, max_bytes: int) -> bytes:
         return self._reader.index(self._row)
 
 

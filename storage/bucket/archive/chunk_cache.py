@@ -6,7 +6,7 @@
 A read of a segment that is not there raises `NotHere`, and notes the segment as wanted. The owner
 takes what is wanted (`take_wanted`), has it fetched to the path that the cache names, and reports
 `arrived` or `failed`. A sequential read also wants the next AHEAD segments, so that a reader of an
-archived backlog waits only once. The cache keeps at most `bytes_max` bytes, and removes what was
+archived backlog waits only once. The cache keeps at most `max_bytes` bytes, and removes what was
 used least recently. It is empty at each start: what is in it was verified by a process that may
 have ended while it wrote.
 
@@ -85,9 +85,9 @@ def open_archived(files: Files, uuid: bytes, row: ArchivedChunk, index_every_byt
     return chunk
 
 
-def open_cache(bytes_max: int) -> OpenArchive:
+def open_cache(max_bytes: int) -> OpenArchive:
     """Return what opens the cache of a topic's store (`StoreOptions.open_remote`)."""
-    return lambda files, folder, uuid, rows: ChunkCache(files, folder, uuid, bytes_max, rows)
+    return lambda files, folder, uuid, rows: ChunkCache(files, folder, uuid, max_bytes, rows)
 
 
 class ChunkCache:
@@ -101,14 +101,14 @@ class ChunkCache:
         files: Files,
         directory: str,
         uuid: bytes,
-        bytes_max: int,
+        max_bytes: int,
         rows: Mapping[int, ArchivedChunk],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._files = files
         self._folder = f"{directory}/{CACHE_NAME}"
         self._uuid = uuid
-        self._bytes_max = max(bytes_max, CACHE_BYTES_MIN)
+        self._bytes_max = max(max_bytes, CACHE_BYTES_MIN)
         self._rows = rows
         self._clock = clock
         self._kept: OrderedDict[Segment, int] = OrderedDict()
@@ -157,10 +157,10 @@ class ChunkCache:
             pieces.append(self._piece(segment, until - at, at))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def index(self, row: ArchivedChunk, bytes_max: int) -> bytes:
+    def index(self, row: ArchivedChunk, max_bytes: int) -> bytes:
         segment = Segment(row.base_offset, INDEX)
         self._need([segment])
-        return self._piece(segment, bytes_max, 0)
+        return self._piece(segment, max_bytes, 0)
 
     def _piece(self, segment: Segment, size: int, position: int) -> bytes:
         """Read from a segment's file. If the disk fails, the segment is fetched again later.
@@ -311,5 +311,5 @@ class _CachedFiles(ArchivedFiles):
     def pread(self, fd: int, size: int, position: int) -> bytes:
         return self._cache.read(self._row, size, position)
 
-    def read_file(self, path: str, bytes_max: int) -> bytes:
-        return self._cache.index(self._row, bytes_max)
+    def read_file(self, path: str, max_bytes: int) -> bytes:
+        return self._cache.index(self._row, max_bytes)

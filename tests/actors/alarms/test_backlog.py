@@ -86,7 +86,7 @@ def test_an_alarm_is_raised_once_after_its_hold_time() -> None:
     assert watch.see(400) == ["raised"]
     assert watch.see(*[500] * 20) == []
     (row,) = watch.alarms.raised()
-    assert (row["topic"], row["channel"], row["figure"], row["value"], row["threshold"]) == (
+    assert (row["topic"], row["channel"], row["kind"], row["value"], row["threshold"]) == (
         "clicks",
         "archive",
         "depth",
@@ -164,7 +164,7 @@ def test_each_figure_of_each_channel_is_one_alarm() -> None:
 def test_an_alarm_is_described_in_json_and_in_text() -> None:
     (event,) = Alarms(0).see({DEPTH: Watched(1_234, 1_000)}, S, 9 * S)
     assert as_json(event) == {
-        "event": "raised", "topic": "clicks", "channel": "archive", "figure": "depth", "value": 1_234, "threshold": 1_000,
+        "event": "raised", "topic": "clicks", "channel": "archive", "kind": "depth", "value": 1_234, "threshold": 1_000,
         "raised_ns": 9 * S, "time_ns": 9 * S, "text": "raised: clicks/archive: depth 1,234 (alarm above 1,000)",
     }  # fmt: skip
 

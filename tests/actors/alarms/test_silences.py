@@ -11,8 +11,8 @@ from zsq.transport.errors import Refused
 DEPTH = AlarmSubject("t", "c", "depth")
 
 
-def silence(topic: str = "", channel: str = "", figure: str = "", until_ns: int = 0) -> Silence:
-    return Silence(AlarmSubject(topic, channel, figure), "ann", 5, until_ns)
+def silence(topic: str = "", channel: str = "", kind: str = "", until_ns: int = 0) -> Silence:
+    return Silence(AlarmSubject(topic, channel, kind), "ann", 5, until_ns)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def silence(topic: str = "", channel: str = "", figure: str = "", until_ns: int 
 def test_a_silence_covers_an_alarm_or_all_below_its_place(
     place: tuple[str, ...], covered: bool
 ) -> None:
-    topic, channel, figure = (*place, "", "", "")[:3]
-    assert silence(topic, channel, figure).covers(DEPTH) is covered
+    topic, channel, kind = (*place, "", "", "")[:3]
+    assert silence(topic, channel, kind).covers(DEPTH) is covered
     assert silence().covers(AlarmSubject("", "", "bucket"))
 
 

@@ -262,7 +262,7 @@ def test_a_key_over_its_rate_waits_and_others_go_on() -> None:
     channel.now_ns += 5 * S
     assert channel.sent() == ""
     assert limits(channel) == [""]
-    assert channel.channel.statistics(8)["limited_since"] is None, "that is about the channel"
+    assert channel.channel.statistics(8)["limited_since_s"] is None, "that is about the channel"
 
 
 def test_the_bucket_of_a_key_is_remembered_until_it_is_full_and_bounded() -> None:

@@ -289,7 +289,7 @@ class FeedMachine(RuleBasedStateMachine):
         for block in self.log:
             if (
                 message.offset < block.next_offset <= end
-                and sum(b.length for b in found) < message.bytes_max
+                and sum(b.length for b in found) < message.max_bytes
             ):
                 found.append(block)
         channel.reads.append(

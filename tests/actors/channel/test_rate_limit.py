@@ -77,7 +77,7 @@ def test_the_limit_is_for_all_consumers_together() -> None:
     channel.join(B, 100)
     channel.come(50)
     assert sum(counts(channel)) == 3
-    assert channel.channel.statistics(50)["limited_since"] == channel.wall_ns // S
+    assert channel.channel.statistics(50)["limited_since_s"] == channel.wall_ns // S
     assert channel.channel.limit_due_ns(channel.now_ns) == pytest.approx(
         channel.now_ns + S // 10, abs=1000
     )
@@ -141,7 +141,7 @@ def test_a_change_of_the_limit_takes_effect_at_once_and_gives_no_burst() -> None
     assert counts(channel) == [10]
     channel.channel.configure(ChannelSettings())
     assert counts(channel) == [39]
-    assert channel.channel.statistics(50)["limited_since"] is None
+    assert channel.channel.statistics(50)["limited_since_s"] is None
 
 
 def test_a_channel_is_not_limited_when_nothing_waits_or_nobody_wants() -> None:
@@ -149,16 +149,16 @@ def test_a_channel_is_not_limited_when_nothing_waits_or_nobody_wants() -> None:
     channel.join(A, 1)
     channel.come(1)
     (only,) = channel.send()
-    assert channel.channel.statistics(1)["limited_since"] is None
+    assert channel.channel.statistics(1)["limited_since_s"] is None
     channel.come(1)
     channel.send()
-    assert channel.channel.statistics(2)["limited_since"] is None, "its consumer has no room"
+    assert channel.channel.statistics(2)["limited_since_s"] is None, "its consumer has no room"
     channel.channel.fin(A, only.token, ())
     channel.send()
-    assert channel.channel.statistics(2)["limited_since"] is not None
+    assert channel.channel.statistics(2)["limited_since_s"] is not None
     channel.channel.unsubscribe(A)
     channel.send()
-    assert channel.channel.statistics(2)["limited_since"] is None
+    assert channel.channel.statistics(2)["limited_since_s"] is None
 
 
 def test_a_channel_whose_consumers_are_slower_than_its_limit_is_not_limited() -> None:
@@ -174,15 +174,15 @@ def test_a_channel_whose_consumers_are_slower_than_its_limit_is_not_limited() ->
 
     finished: list[object] = []
     channel.send()
-    assert channel.channel.statistics(100)["limited_since"] is not None
+    assert channel.channel.statistics(100)["limited_since_s"] is not None
     for _ in range(10):  # as fast as the limit
         channel.now_ns += S // 10
         finish_one()
-    assert channel.channel.statistics(100)["limited_since"] is not None
+    assert channel.channel.statistics(100)["limited_since_s"] is not None
     for _ in range(3):  # ten times slower: the bucket is never empty
         channel.now_ns += S
         finish_one()
-    assert channel.channel.statistics(100)["limited_since"] is None
+    assert channel.channel.statistics(100)["limited_since_s"] is None
 
 
 def test_an_urgent_message_gets_the_next_token() -> None:

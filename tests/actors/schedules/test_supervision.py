@@ -36,7 +36,7 @@ class World:
         self.told: list[tuple[dict[str, Any], ...]] = []
         self.done: list[dict[str, Any]] = []
         self.details: dict[int, Any] = {}
-        options = SimpleNamespace(message_bytes_max=100)
+        options = SimpleNamespace(max_msg_size=100)
         broker = SimpleNamespace(
             registry=self.registry,
             options=options,

@@ -114,7 +114,7 @@ def test_the_last_lines_are_written_at_the_end_and_known_after_a_start(
 
 
 def test_the_audit_log_is_rotated_and_bounded(make: Callable[..., AuditLog]) -> None:
-    log = make(bytes_max=2_000)
+    log = make(max_bytes=2_000)
     for n in range(300):
         log.note("pause", n=n)
         assert log.settled(S)

@@ -218,8 +218,8 @@ class Log:
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    def read(self, offset: int, bytes_max: int, end: int, blocks_max: int) -> list[Any]:
-        self.sizes.append(bytes_max)
+    def read(self, offset: int, max_bytes: int, end: int, blocks_max: int) -> list[Any]:
+        self.sizes.append(max_bytes)
         return []
 
     def skip(self, offset: int) -> int:

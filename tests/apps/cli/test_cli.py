@@ -264,7 +264,7 @@ class ReaderDouble:
     def bounds(self) -> tuple[int, int]:
         return self.start, self.end
 
-    def read(self, offset: int, bytes_max: int = 0) -> Any:
+    def read(self, offset: int, max_bytes: int = 0) -> Any:
         found = [b for b in self.blocks if b.next_offset > offset]
         if not found and self.later and offset >= self.end:
             self.add(self.later)

@@ -80,7 +80,7 @@ def test_an_answer_before_the_step_counts_at_the_time_before_it(memory: MemoryBr
             message.finish()
             memory.advance(31)
         consumer.flush()
-        assert consumer.stale == 0
+        assert consumer.stale_count == 0
 
 
 def test_unfinished_counts_what_consumers_hold_and_depth_what_waits(memory: MemoryBroker) -> None:

@@ -338,7 +338,7 @@ def test_a_late_plain_finish_is_counted(space: Namespace) -> None:
     take(other).finish(sync=True)
     message.finish()
     assert code_of(slow.flush) == (zsq.LeaseLost, "E_LEASE")
-    assert slow.stale == 1
+    assert slow.stale_count == 1
 
 
 def test_close_returns_messages_that_are_not_answered(space: Namespace) -> None:

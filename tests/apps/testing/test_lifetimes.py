@@ -333,7 +333,7 @@ def cancel_begun(world: World) -> None:
     two.finish(sync=True)
     three.reject()
     assert world.rest(consumer) == []
-    assert consumer.stale == 0
+    assert consumer.stale_count == 0
 
 
 def cancel_dying(world: World) -> None:

@@ -429,10 +429,10 @@ def test_a_bad_file_that_cannot_be_read_is_named_and_no_more(
     look(topic, repair=True)
     real = Files.read_file
 
-    def refuse(files: Files, path: str, bytes_max: int) -> bytes:
+    def refuse(files: Files, path: str, max_bytes: int) -> bytes:
         if path.endswith(".bad"):
             raise OSError(errno.EIO, "by plan")
-        return real(files, path, bytes_max)
+        return real(files, path, max_bytes)
 
     monkeypatch.setattr(Files, "read_file", refuse)
     assert any(

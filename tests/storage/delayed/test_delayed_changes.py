@@ -64,9 +64,9 @@ class DelayedChanges(DelayedMachine):
         (key,) = self.store.put([(made, 5)], used_ns + used_ns * delayed.PRODUCER_KEPT_NS)
         self.store.remove([key])
 
-    @rule(bytes_max=st.integers(1, 2_000))
-    def dump(self, bytes_max: int) -> None:
-        self.copy.dump(self.store, bytes_max)
+    @rule(max_bytes=st.integers(1, 2_000))
+    def dump(self, max_bytes: int) -> None:
+        self.copy.dump(self.store, max_bytes)
 
     @invariant()
     def is_copied(self) -> None:
@@ -180,10 +180,10 @@ def test_a_dump_is_announced_and_may_be_given_up(store: DelayedStore) -> None:
     store.put([(block(b"a"), 10)], 5)
     said: list[str] = []
     store.attempting = said.append
-    dump = store.dump(bytes_max=1)
+    dump = store.dump(max_bytes=1)
     next(dump)
     assert said == ["dump", ""]
     dump.close()  # type: ignore[attr-defined]
     (key,) = store.put([(block(b"b", sequence=1), 10)], 5)
-    assert len(list(store.dump(bytes_max=1))) == 4
+    assert len(list(store.dump(max_bytes=1))) == 4
     store.remove([key])

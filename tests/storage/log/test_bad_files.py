@@ -284,10 +284,10 @@ def test_a_bad_file_that_cannot_be_read_stops_nothing(
     chunks.abandon_cleanly()
     real = chunks.files.read_file
 
-    def refuse(path: str, bytes_max: int) -> bytes:
+    def refuse(path: str, max_bytes: int) -> bytes:
         if path.endswith(".bad"):
             raise OSError(errno.EIO, "by plan")
-        return real(path, bytes_max)
+        return real(path, max_bytes)
 
     monkeypatch.setattr(chunks.files, "read_file", refuse)
     report = chunks.open().report

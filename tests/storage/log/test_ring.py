@@ -190,7 +190,7 @@ def test_a_ring_of_zero_bytes_keeps_nothing() -> None:
     st.integers(0, 150),
 )
 def test_reads_agree_with_a_model_of_the_ring(
-    pushes: list[tuple[list[int], int, bool]], offset: int, bytes_max: int, end: int
+    pushes: list[tuple[list[int], int, bool]], offset: int, max_bytes: int, end: int
 ) -> None:
     """The model is a list of blocks that is cut at the front. There are time-outs and gaps between
     the blocks.
@@ -219,7 +219,7 @@ def test_reads_agree_with_a_model_of_the_ring(
         while sum(size for size, _ in sizes) > 700:
             del model[0], sizes[0]
     everything = [one for entry in model for one in entry]
-    found = ring.read(offset, bytes_max, end)
+    found = ring.read(offset, max_bytes, end)
     if not any(first <= offset < first + one.count for first, one, _ in everything):
         assert found is None
         return
@@ -229,14 +229,14 @@ def test_reads_agree_with_a_model_of_the_ring(
     for first, one, time_ns in everything:
         if first + one.count <= offset:
             continue
-        if first + one.count > end or (expected and size + one.length > bytes_max):
+        if first + one.count > end or (expected and size + one.length > max_bytes):
             break
         size += one.length
         expected.append((first, time_ns))
-        if size >= bytes_max:
+        if size >= max_bytes:
             break
     assert [(one.first_offset, one.header.time_ns) for one in found] == expected
-    assert sum(one.length for one in found[:-1]) < max(bytes_max, 1), "about so many bytes"
+    assert sum(one.length for one in found[:-1]) < max(max_bytes, 1), "about so many bytes"
     assert all(one.next_offset <= end for one in found)
 
 

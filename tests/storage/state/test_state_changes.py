@@ -97,9 +97,9 @@ class StateChanges(RuleBasedStateMachine):
         """Clearing them makes garbage, which later commits collect."""
         self.commit(StateBatch(hole_puts=[(name, begin + i, 1, 1, due_ns) for i in range(20)]))
 
-    @rule(bytes_max=st.integers(1, 2_000))
-    def dump(self, bytes_max: int) -> None:
-        self.copy.dump(self.store, bytes_max)
+    @rule(max_bytes=st.integers(1, 2_000))
+    def dump(self, max_bytes: int) -> None:
+        self.copy.dump(self.store, max_bytes)
 
     @rule()
     def reopen(self) -> None:

@@ -80,20 +80,20 @@ class DrainTorture:
 
     def _drain(self, cluster: Cluster) -> None:
         number = self.chance.choice(live(cluster))
-        drain = ("broker", "drain", str(number), "--at-once", str(self.chance.randrange(1, 4)))
+        drain = ("broker", "drain", str(number), "--concurrency", str(self.chance.randrange(1, 4)))
         self._with_kills(cluster, drain)
         self._order(cluster, *drain)  # it may have been killed before it ordered anything
         assert not directory_of(cluster).has_parts(number)
         self._order(cluster, "broker", "drain", str(number), "--undo")
 
     def _balance(self, cluster: Cluster) -> None:
-        balance = ("cluster", "balance", "--yes", "--at-once", "2")
+        balance = ("cluster", "balance", "--yes", "--concurrency", "2")
         self._with_kills(cluster, balance)
         self._order(cluster, *balance)
         wait_for(lambda: is_balanced(cluster), TURN_S, "the balance")
 
     def _auto(self, cluster: Cluster) -> None:
-        self._order(cluster, "cluster", "auto", "on", "--at-once", "2")
+        self._order(cluster, "cluster", "auto", "on", "--concurrency", "2")
         self._with_kills(cluster, None)
         wait_for(lambda: is_balanced(cluster), TURN_S, "the balance")
         self._order(cluster, "cluster", "auto", "off")

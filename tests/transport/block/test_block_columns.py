@@ -90,7 +90,7 @@ def test_a_column_of_a_block_is_a_column() -> None:
 @pytest.mark.parametrize(
     ("column_of", "limits", "text"),
     [
-        ("message", Limits(message_bytes_max=5), "message of 6 bytes is over the limit of 5 bytes"),
+        ("message", Limits(max_msg_size=5), "message of 6 bytes is over the limit of 5 bytes"),
         ("key", Limits(key_bytes_max=5), "key of 6 bytes is over the limit of 5 bytes"),
         ("tag", Limits(tag_bytes_max=5), "tag of 6 bytes is over the limit of 5 bytes"),
         ("headers", Limits(headers_bytes_max=5), "headers of 6 bytes is over the limit of 5 bytes"),

@@ -74,7 +74,7 @@ def test_a_read_asks_for_something() -> None:
     """
     assert reading.fetch(0, 1).make(7) == p.Fetch(7, 0, 1)
     for offset, size in ((0, 0), (0, -1), (-1, 1)):
-        with pytest.raises(UsageError, match="bytes_max at least 1"):
+        with pytest.raises(UsageError, match="max_bytes at least 1"):
             reading.fetch(offset, size)
 
 
@@ -161,9 +161,9 @@ def test_a_message_that_is_too_large_is_told_and_spoils_no_other(
 
 
 def test_a_range_is_read_in_pieces_of_at_least_a_byte() -> None:
-    for start, end, bytes_max in ((0, 1, 0), (-1, 1, 1), (2, 1, 1)):
-        with pytest.raises(UsageError, match="bytes_max of at least 1, not start"):
-            RangeReader("t", start, end, url="ipc:///nowhere", bytes_max=bytes_max)
+    for start, end, max_bytes in ((0, 1, 0), (-1, 1, 1), (2, 1, 1)):
+        with pytest.raises(UsageError, match="max_bytes of at least 1, not start"):
+            RangeReader("t", start, end, url="ipc:///nowhere", max_bytes=max_bytes)
 
 
 def test_lingering_stops_while_too_much_is_not_sent(broker: Any) -> None:

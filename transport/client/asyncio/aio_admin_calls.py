@@ -89,14 +89,16 @@ class AdminCalls(Asker):
         """
         return await self._carry_out(administration.cluster(fresh=fresh))
 
-    async def drain_broker(self, broker: int, *, undo: bool = False, at_once: int = 1) -> Nothing:
+    async def drain_broker(
+        self, broker: int, *, undo: bool = False, concurrency: int = 1
+    ) -> Nothing:
         """Let the broker with this number move all its parts to others, and take no new ones.
 
-        It moves `at_once` parts at a time, also after a restart. `undo` ends it. What was moved
+        It moves `concurrency` parts at a time, also after a restart. `undo` ends it. What was moved
         does not come back then. Raises `UsageError` if no other broker takes parts.
         """
         return await self._carry_out(
-            administration.drain_broker(broker, undo=undo, at_once=at_once)
+            administration.drain_broker(broker, undo=undo, concurrency=concurrency)
         )
 
     async def forget_broker(self, broker: int, *, force: bool = False) -> Nothing:
@@ -107,16 +109,18 @@ class AdminCalls(Asker):
         return await self._carry_out(administration.forget_broker(broker, force=force))
 
     async def set_auto_balance(
-        self, on: bool, *, rate: int = 0, at_once: int = 1, gone_after: int = 0
+        self, on: bool, *, rate: int = 0, concurrency: int = 1, gone_after: int = 0
     ) -> Nothing:
         """Let the brokers of the cluster balance their parts by themselves, or not.
 
-        `at_once`: how many parts move at a time. `rate`: how many bytes a broker moves in a second
+        `concurrency`: how many parts move at a time. `rate`: how many bytes a broker moves a second
         on average, 0 for any number. `gone_after`: the seconds of silence after which a broker is
         forgotten, at least 60, or 0 for never.
         """
         return await self._carry_out(
-            administration.set_auto_balance(on, rate=rate, at_once=at_once, gone_after=gone_after)
+            administration.set_auto_balance(
+                on, rate=rate, concurrency=concurrency, gone_after=gone_after
+            )
         )
 
     async def configure_topic(
@@ -439,25 +443,23 @@ class AdminCalls(Asker):
         )
 
     async def alarm_ack(
-        self, topic: str = "", channel: str = "", *, figure: str = "", seconds: float = 0
+        self, topic: str = "", channel: str = "", *, kind: str = "", seconds: float = 0
     ) -> Silenced:
         """Silence the alarms of a topic or channel, or without a topic those of the broker.
 
         Without `seconds`, the alarms that are raised now are silenced until they are cleared, and
         `NotFound` is raised if there are none. With it, all alarms of this place are silenced until
-        then. `figure`: only this alarm, such as "depth" (see `alarms` of `stats`). Receivers do not
+        then. `kind`: only this alarm, such as "depth" (see `alarms` of `stats`). Receivers do not
         hear of a silenced alarm. Silences survive a restart. Returns {"count": how many raised
         alarms are silenced now}.
         """
         return await self._carry_out(
-            administration.alarm_ack(topic, channel, figure=figure, seconds=seconds)
+            administration.alarm_ack(topic, channel, kind=kind, seconds=seconds)
         )
 
-    async def alarm_unack(
-        self, topic: str = "", channel: str = "", *, figure: str = ""
-    ) -> Silenced:
+    async def alarm_unack(self, topic: str = "", channel: str = "", *, kind: str = "") -> Silenced:
         """End the silences of a topic or channel. Receivers then hear of alarms that are raised."""
-        return await self._carry_out(administration.alarm_unack(topic, channel, figure=figure))
+        return await self._carry_out(administration.alarm_unack(topic, channel, kind=kind))
 
     async def audit(self, *, count: int = 100, topic: str = "") -> list[AuditEntry]:
         """Return the newest entries of the audit log, the newest first, of all topics or of one.

@@ -41,8 +41,8 @@ class Admin(AdminBase[Turner[RequestEngine]], AdminCalls):
 class Reader(ReaderBase[Turner[RequestEngine]], Asker):
     """Read a topic by offset. See `zsq.Reader`."""
 
-    async def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:
-        request = reading.read_on(self.topic, offset, bytes_max, self._on_data_loss)
+    async def read(self, offset: int, max_bytes: int = 1 << 20) -> Fetched:
+        request = reading.read_on(self.topic, offset, max_bytes, self._on_data_loss)
         return await self._carry_out(request)
 
     async def bounds(self) -> tuple[int, int]:
@@ -61,9 +61,9 @@ class Reader(ReaderBase[Turner[RequestEngine]], Asker):
         return await self._carry_out(reading.message(self.topic, offset))
 
     async def measure(
-        self, start: int, end: int | None = None, *, bytes_max: int | None = None
+        self, start: int, end: int | None = None, *, max_bytes: int | None = None
     ) -> Measured:
-        return await self._carry_out(reading.measure(start, end, bytes_max))
+        return await self._carry_out(reading.measure(start, end, max_bytes))
 
     async def uuid(self) -> str:
         await self.bounds()

@@ -123,14 +123,14 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
       raises `DataLoss`. "ignore" does neither. The damaged ones are always in `Fetched.lost`.
     """
 
-    def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:
-        """Return consecutive blocks of about `bytes_max` bytes, beginning at `offset`, see
+    def read(self, offset: int, max_bytes: int = 1 << 20) -> Fetched:
+        """Return consecutive blocks of about `max_bytes` bytes, beginning at `offset`, see
         `Fetched`.
 
         At least one block is returned if any exists. A read at offset 0 begins at the oldest
         message that is kept.
         """
-        request = reading.read_on(self.topic, offset, bytes_max, self._on_data_loss)
+        request = reading.read_on(self.topic, offset, max_bytes, self._on_data_loss)
         return self._carry_out(request)
 
     def bounds(self) -> tuple[int, int]:
@@ -165,15 +165,15 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
         return self._carry_out(reading.message(self.topic, offset))
 
     def measure(
-        self, start: int, end: int | None = None, *, bytes_max: int | None = None
+        self, start: int, end: int | None = None, *, max_bytes: int | None = None
     ) -> Measured:
         """Return the size of the messages from `start` to `end` (None: the durable end).
 
-        The messages from `start` to the returned offset have about `bytes_max` bytes. This offset
+        The messages from `start` to the returned offset have about `max_bytes` bytes. This offset
         is at most `end`, and above `start` if there is any message. This uses the index and reads
         no messages.
         """
-        return self._carry_out(reading.measure(start, end, bytes_max))
+        return self._carry_out(reading.measure(start, end, max_bytes))
 
     def uuid(self) -> str:
         """Return the uuid of the topic.
@@ -190,7 +190,7 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
         end: int | None = None,
         *,
         columns: Sequence[str] | None = None,
-        bytes_max: int = ARROW_BYTES,
+        max_bytes: int = ARROW_BYTES,
         on_data_loss: OnDataLoss = "fail",
     ) -> pyarrow.RecordBatchReader:
         """Return the messages from `start` to `end` (exclusive) as a stream of Arrow batches.
@@ -217,7 +217,7 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
             start,
             end,
             url=place["url"],
-            bytes_max=bytes_max,
+            max_bytes=max_bytes,
             bodies=columns is None or "value" in columns,
             timeout=self._timeout,
             on_data_loss=on_data_loss,

@@ -206,13 +206,13 @@ class ConsumerBase(ClientBase[_DriveT]):
             return tuple(sorted(topic.target.topic for topic in drive.engine.topics))
 
     @property
-    def stale(self) -> int:
+    def stale_count(self) -> int:
         """The number of answers that came after their lease had ended.
 
         Those messages were or will be delivered again.
         """
         drive: Any = self._made
-        return 0 if drive is None else int(drive.engine.stale)
+        return 0 if drive is None else int(drive.engine.stale_count)
 
     def set_ready(self, ready: int) -> None:
         """Change the largest number of unanswered messages that this consumer holds.
@@ -471,7 +471,7 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
     A consumer is thread-safe. It subscribes at the first call, or on entering `with`, and again by
     itself after a lost connection. Messages of the old connection that are not answered yet are
     delivered again. If the old object of such a message is finished without `sync=True`, this
-    changes nothing, and `stale` counts it.
+    changes nothing, and `stale_count` counts it.
 
     - `topic`: A name, a list of names, or a pattern such as "orders.*". `message.topic` says which
       topic a message is from. See [consumers.md](consumers.md#several-topics).

@@ -29,7 +29,7 @@ class RangeReader(Asker):
 
     The first block may begin below `start`, and the last one may end above `end`. The caller must
     leave out the messages outside of the range. Without `bodies`, all bodies are empty, and the
-    broker does not send them. At most two replies of about `bytes_max` bytes are in memory. The
+    broker does not send them. At most two replies of about `max_bytes` bytes are in memory. The
     same range always gives the same messages, also if you iterate again.
 
     Offsets that do not exist (removed by retention, damaged, or beyond the end) raise `DataLoss`
@@ -49,7 +49,7 @@ class RangeReader(Asker):
         end: int,
         *,
         url: Url = None,
-        bytes_max: int = 1 << 20,
+        max_bytes: int = 1 << 20,
         bodies: bool = True,
         timeout: float | None = TIMEOUT_S,
         on_data_loss: OnDataLoss = "fail",
@@ -67,18 +67,18 @@ class RangeReader(Asker):
         )
         check_loss_option(on_data_loss)
         start, end = whole("start", start), whole("end", end)
-        bytes_max = whole("bytes_max", bytes_max)
-        if not 0 <= start <= end or bytes_max < 1:
-            text = "a range must have 0 <= start <= end and bytes_max of at least 1"
+        max_bytes = whole("max_bytes", max_bytes)
+        if not 0 <= start <= end or max_bytes < 1:
+            text = "a range must have 0 <= start <= end and max_bytes of at least 1"
             raise UsageError(
-                E_BAD_ARGUMENT, f"{text}, not start {start}, end {end} and bytes_max {bytes_max}"
+                E_BAD_ARGUMENT, f"{text}, not start {start}, end {end} and max_bytes {max_bytes}"
             )
         self.topic = topic
         self.start = start
         self.end = end
         self.gaps: list[tuple[int, int]] = []
         self.lost = 0
-        self._bytes_max = bytes_max
+        self._bytes_max = max_bytes
         self._bodies = bodies
         self._on_data_loss = on_data_loss
         self._uuid = uuid

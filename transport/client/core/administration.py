@@ -100,7 +100,7 @@ from .asking import Asking, Place, ask_admin, ask_stats, carried, on_wire, seek_
 from .message import parse_id, part_in_id
 from .publish_arguments import as_attributes, as_body
 
-AT_ONCE_MAX: Final = 100  # parts that move at a time
+CONCURRENCY_MAX: Final = 100  # parts that move at a time
 GONE_AFTER_MIN: Final = 60
 FIND_MAX: Final = 20  # parts at other brokers that are asked for one message
 
@@ -176,16 +176,18 @@ def cluster(*, fresh: bool = False) -> Asking[ClusterAnswer]:
     return ask_admin(ClusterRequest(fresh=fresh))
 
 
-def drain_broker(broker: int, *, undo: bool = False, at_once: int = 1) -> Asking[Nothing]:
+def drain_broker(broker: int, *, undo: bool = False, concurrency: int = 1) -> Asking[Nothing]:
     """Let the broker with this number move all its parts to others, and take no new ones.
 
-    It moves `at_once` parts at a time, also after a restart. `undo` ends it. What was moved
+    It moves `concurrency` parts at a time, also after a restart. `undo` ends it. What was moved
     does not come back then. Raises `UsageError` if no other broker takes parts.
     """
     _check_broker(broker)
-    if not 1 <= at_once <= AT_ONCE_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"at_once must be 1 to {AT_ONCE_MAX}, not {at_once}")
-    return ask_admin(DrainBrokerRequest(broker=broker, draining=not undo, at_once=at_once))
+    if not 1 <= concurrency <= CONCURRENCY_MAX:
+        raise UsageError(
+            E_BAD_ARGUMENT, f"concurrency must be 1 to {CONCURRENCY_MAX}, not {concurrency}"
+        )
+    return ask_admin(DrainBrokerRequest(broker=broker, draining=not undo, concurrency=concurrency))
 
 
 def forget_broker(broker: int, *, force: bool = False) -> Asking[Nothing]:
@@ -197,22 +199,26 @@ def forget_broker(broker: int, *, force: bool = False) -> Asking[Nothing]:
 
 
 def set_auto_balance(
-    on: bool, *, rate: int = 0, at_once: int = 1, gone_after: int = 0
+    on: bool, *, rate: int = 0, concurrency: int = 1, gone_after: int = 0
 ) -> Asking[Nothing]:
     """Let the brokers of the cluster balance their parts by themselves, or not.
 
-    `at_once`: how many parts move at a time. `rate`: how many bytes a broker moves in a second
+    `concurrency`: how many parts move at a time. `rate`: how many bytes a broker moves a second
     on average, 0 for any number. `gone_after`: the seconds of silence after which a broker is
     forgotten, at least 60, or 0 for never.
     """
-    if not 1 <= at_once <= AT_ONCE_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"at_once must be 1 to {AT_ONCE_MAX}, not {at_once}")
+    if not 1 <= concurrency <= CONCURRENCY_MAX:
+        raise UsageError(
+            E_BAD_ARGUMENT, f"concurrency must be 1 to {CONCURRENCY_MAX}, not {concurrency}"
+        )
     if rate < 0:
         raise UsageError(E_BAD_ARGUMENT, f"rate must be at least 0, not {rate}")
     if gone_after and gone_after < GONE_AFTER_MIN:
         text = f"gone_after must be 0 or at least {GONE_AFTER_MIN} s, not {gone_after}"
         raise UsageError(E_BAD_ARGUMENT, text)
-    return ask_admin(SetAutoRequest(on=on, rate=rate, at_once=at_once, gone_after=gone_after))
+    return ask_admin(
+        SetAutoRequest(on=on, rate=rate, concurrency=concurrency, gone_after=gone_after)
+    )
 
 
 def configure_topic(
@@ -667,24 +673,24 @@ def history(
 
 
 def alarm_ack(
-    topic: str = "", channel: str = "", *, figure: str = "", seconds: float = 0
+    topic: str = "", channel: str = "", *, kind: str = "", seconds: float = 0
 ) -> Asking[Silenced]:
     """Silence the alarms of a topic or channel, or without a topic those of the broker.
 
     Without `seconds`, the alarms that are raised now are silenced until they are cleared, and
     `NotFound` is raised if there are none. With it, all alarms of this place are silenced until
-    then. `figure`: only this alarm, such as "depth" (see `alarms` of `stats`). Receivers do not
+    then. `kind`: only this alarm, such as "depth" (see `alarms` of `stats`). Receivers do not
     hear of a silenced alarm. Silences survive a restart. Returns {"count": how many raised
     alarms are silenced now}.
     """
     topic = check_name(topic) if topic else ""
-    return ask_admin(SilenceAlarmRequest(topic, channel, figure=figure, seconds=seconds))
+    return ask_admin(SilenceAlarmRequest(topic, channel, kind=kind, seconds=seconds))
 
 
-def alarm_unack(topic: str = "", channel: str = "", *, figure: str = "") -> Asking[Silenced]:
+def alarm_unack(topic: str = "", channel: str = "", *, kind: str = "") -> Asking[Silenced]:
     """End the silences of a topic or channel. Receivers then hear of alarms that are raised."""
     topic = check_name(topic) if topic else ""
-    return ask_admin(EndSilenceRequest(topic, channel, figure=figure))
+    return ask_admin(EndSilenceRequest(topic, channel, kind=kind))
 
 
 def audit(*, count: int = 100, topic: str = "") -> Asking[list[AuditEntry]]:

@@ -335,7 +335,7 @@ class ConsumerSession:
         self._finished = 0  # the messages that were finished on this link and not refused
         # Plain finishes sent on lost links and not confirmed. The next flush reports them.
         self.unconfirmed_lost = 0
-        self.stale = 0  # the number of answers that came too late
+        self.stale_count = 0  # the number of answers that came too late
         self.stale_told = 0  # the number of late answers that a flush has reported
         self.node = 0  # the broker's node number
         self.topic = ""  # the name of the topic, also if this is the session of a part
@@ -464,7 +464,7 @@ class ConsumerSession:
         self.collect()
         indexes = delivery.fresh(indexes)
         if not self._answerable(delivery):
-            self.stale += len(indexes)
+            self.stale_count += len(indexes)
         elif indexes:
             self._note(delivery, indexes)
             ranges = delivery.ranges(indexes)
@@ -475,7 +475,7 @@ class ConsumerSession:
     ) -> None:
         """Extend the lease of these messages, or of all that were begun."""
         if not self._answerable(delivery):
-            self.stale += 1
+            self.stale_count += 1
             return
         if indexes is None:
             delivery.touched(now_ns)
@@ -564,9 +564,9 @@ class ConsumerSession:
         The program learns of these, and may undo its work. So it gets them again.
         """
         self.finishes.forget()
-        missed = self.unconfirmed_lost + self.stale - self.stale_told
+        missed = self.unconfirmed_lost + self.stale_count - self.stale_told
         self.unconfirmed_lost = 0
-        self.stale_told = self.stale
+        self.stale_told = self.stale_count
         return missed
 
     def leave(self) -> None:
@@ -653,7 +653,7 @@ class ConsumerSession:
         refused = sum(every if first == ALL else count for first, count in ranges)
         self._finished -= refused
         if confirm is None:
-            self.stale += refused
+            self.stale_count += refused
             return Reaction.NOTHING
         # Every request but Begun is a barrier: all answers sent before it are committed too.
         committed = self._unconfirmed_by_request.pop(message.request, 0)
@@ -741,7 +741,7 @@ class ConsumerSession:
 
         If the messages are here again already, finish them.
         """
-        self.stale += len(indexes)
+        self.stale_count += len(indexes)
         if not self.remembers or self.over or delivery.live:
             return
         now_ns = time.monotonic_ns()
@@ -752,7 +752,7 @@ class ConsumerSession:
             ):
                 self._fin(newer, again, 0)
                 newer.answered.update(again)  # the program skips them when it comes to them
-                self.stale -= len(again)
+                self.stale_count -= len(again)
         if self.ordered:
             self.finishes.forget()
 

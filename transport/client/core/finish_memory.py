@@ -45,9 +45,9 @@ class Delivered(Protocol):
 class FinishMemory:
     """The finishes of one session, within these bounds."""
 
-    def __init__(self, *, messages_max: int = MESSAGES_MAX, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, *, messages_max: int = MESSAGES_MAX, max_bytes: int = BYTES_MAX) -> None:
         self._messages_max = messages_max
-        self._bytes_max = bytes_max
+        self._bytes_max = max_bytes
         # Finishes that were sent on the present link, with the confirmation that covers them.
         self._sent: deque[tuple[Delivered, Sequence[int], Confirm]] = deque()
         self._messages = self._bytes = 0

@@ -180,7 +180,7 @@ class Lane:
             self.push(gather.seal(), now_ns)
 
     @property
-    def message_bytes_max(self) -> int:
+    def max_msg_size(self) -> int:
         """The largest message that the broker takes; 0 while that is unknown."""
         if not self.link.opened or self.link.left:
             return 0
@@ -189,8 +189,8 @@ class Lane:
 
     def check_size(self, size: int) -> None:
         """Raise an error if the broker would refuse this message."""
-        if size > self.message_bytes_max:
-            raise too_big(size, self.message_bytes_max)
+        if size > self.max_msg_size:
+            raise too_big(size, self.max_msg_size)
 
     def trouble(self) -> str:
         full = self.session.no_room
@@ -255,7 +255,7 @@ class Lane:
     def on_up(self, now_ns: int) -> None:
         self._uuid = self.link.opened.get("uuid", "")
         self._place = self.link.given
-        self.size_max = self.message_bytes_max
+        self.size_max = self.max_msg_size
         self.link.heartbeat_ms = self.session.heartbeat_ms
         self.pump(now_ns)
 

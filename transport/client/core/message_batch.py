@@ -32,7 +32,7 @@ class BatchLimits(NamedTuple):
     """The limits at which a batch is complete: messages, bytes of their bodies, and the wait."""
 
     count_max: int
-    bytes_max: float
+    max_bytes: float
     wait_ns: int
 
 
@@ -87,7 +87,7 @@ class BatchGathering(Generic[_MessageT]):
 
         The first message has room whatever its size is.
         """
-        if self.messages and self._bytes + len(message.body) > self._limits.bytes_max:
+        if self.messages and self._bytes + len(message.body) > self._limits.max_bytes:
             self._is_full = True
         return not self._is_full
 
@@ -97,7 +97,7 @@ class BatchGathering(Generic[_MessageT]):
         self.messages.append(message)
         self._bytes += len(message.body)
         self._is_full = len(self.messages) >= self._limits.count_max or (
-            self._bytes >= self._limits.bytes_max
+            self._bytes >= self._limits.max_bytes
         )
 
     def is_complete(self, now_ns: int) -> bool:

@@ -240,12 +240,12 @@ class ProducerEngine(Lanes):
         lane = self.lane(topic)
         if lane.parts is not None:
             lane = lane.parts.any_lane()
-        if not lane.message_bytes_max:
+        if not lane.max_msg_size:
             lane.refused, lane.asked = None, lane.asked + 1
             try:
                 lane.link.start(time.monotonic_ns())
                 met = yield (
-                    lambda: bool(lane.message_bytes_max) or lane.refused is not None,
+                    lambda: bool(lane.max_msg_size) or lane.refused is not None,
                     deadline_of(timeout),
                 )
             finally:

@@ -36,7 +36,7 @@ class Measured(NamedTuple):
     """The amount of data between two offsets.
 
     - `bytes`: The approximate size on disk.
-    - `offset`: The messages from the requested `start` to this offset have about `bytes_max` bytes.
+    - `offset`: The messages from the requested `start` to this offset have about `max_bytes` bytes.
     - `start`: The oldest offset that is kept.
     - `head`: The next offset of the topic.
     - `messages`: The number of messages that exist. An offset that was lost, or that a takeover
@@ -74,14 +74,14 @@ def whole(name: str, value: Any) -> int:
         raise UsageError(E_BAD_ARGUMENT, text) from None
 
 
-def fetch(offset: int, bytes_max: int, *, bodies: bool = True) -> Question:
-    offset, bytes_max = whole("offset", offset), whole("bytes_max", bytes_max)
-    if offset < 0 or bytes_max < 1:
+def fetch(offset: int, max_bytes: int, *, bodies: bool = True) -> Question:
+    offset, max_bytes = whole("offset", offset), whole("max_bytes", max_bytes)
+    if offset < 0 or max_bytes < 1:
         raise UsageError(
             E_BAD_ARGUMENT,
-            f"offset must be at least 0 and bytes_max at least 1, not {offset} and {bytes_max}",
+            f"offset must be at least 0 and max_bytes at least 1, not {offset} and {max_bytes}",
         )
-    return Question(lambda number: Fetch(number, offset, bytes_max, bodies))
+    return Question(lambda number: Fetch(number, offset, max_bytes, bodies))
 
 
 def fetched(reply: Reply) -> Fetched:
@@ -94,13 +94,13 @@ def fetched(reply: Reply) -> Fetched:
     return Fetched(answer.start, answer.head, blocks, answer.next_offset, lost)
 
 
-def read(offset: int, bytes_max: int) -> Asking[Fetched]:
+def read(offset: int, max_bytes: int) -> Asking[Fetched]:
     """Read blocks, and try once more if a block is damaged.
 
     If storage has found the damage at the first read, its offsets are a hole. The second read then
     returns the block after the hole.
     """
-    question = fetch(offset, bytes_max)
+    question = fetch(offset, max_bytes)
     for attempt in (1, 2):
         try:
             return fetched((yield question))
@@ -116,14 +116,14 @@ def check_loss_option(on_data_loss: str) -> None:
         raise UsageError(E_BAD_ARGUMENT, text)
 
 
-def read_on(topic: str, offset: int, bytes_max: int, on_data_loss: OnDataLoss) -> Asking[Fetched]:
+def read_on(topic: str, offset: int, max_bytes: int, on_data_loss: OnDataLoss) -> Asking[Fetched]:
     """Read blocks, and report the messages between `offset` and `next_offset` that are missing.
 
     A read at offset 0 asks for the oldest message that is kept. What retention has removed before
     that one is not missing.
     """
     offset = whole("offset", offset)
-    batch = yield from read(offset, bytes_max)
+    batch = yield from read(offset, max_bytes)
     if on_data_loss == "ignore":
         return batch
     for missing in missing_in(batch, offset or batch.start, batch.next_offset):
@@ -170,12 +170,12 @@ def message(topic: str, offset: int) -> Asking[StoredMessage]:
     return stored(topic, offset, (yield from read(offset, 1)))
 
 
-def measure(start: int, end: int | None, bytes_max: int | None) -> Asking[Measured]:
+def measure(start: int, end: int | None, max_bytes: int | None) -> Asking[Measured]:
     start = whole("start", start)
     stop = DURABLE_END if end is None else whole("end", end)
-    most = BYTES_ANY if bytes_max is None else whole("bytes_max", bytes_max)
+    most = BYTES_ANY if max_bytes is None else whole("max_bytes", max_bytes)
     if start < 0 or (end is not None and stop < 0) or most < 1:
-        text = "start must be at least 0, end at least 0 or None, and bytes_max at least 1"
-        raise UsageError(E_BAD_ARGUMENT, f"{text}, not {start}, {end} and {bytes_max}")
+        text = "start must be at least 0, end at least 0 or None, and max_bytes at least 1"
+        raise UsageError(E_BAD_ARGUMENT, f"{text}, not {start}, {end} and {max_bytes}")
     size: Size = yield from ask(Question(lambda number: Measure(number, start, stop, most)))
     return Measured(size["bytes"], size["offset"], size["start"], size["head"], size["messages"])

@@ -158,7 +158,7 @@ class StageSession:
         final = self.final and sent == window.total
         if not final:
             unsealed_bytes = window.unsealed_bytes
-            is_due = self.pressed or unsealed_bytes * SEALS_A_WINDOW >= window.bytes_max
+            is_due = self.pressed or unsealed_bytes * SEALS_A_WINDOW >= window.max_bytes
             if not unsealed_bytes or not is_due:
                 return None
         self._request += 1

@@ -40,15 +40,15 @@ class WindowEntry(NamedTuple):
 class StageWindow:
     """The blocks of one stage that its writer still holds. Their bytes are bounded."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self.durable = self.received = self.sent = self.total = StageMark()
         self.messages = self.checksum = 0  # of all blocks
         self._entries: dict[int, WindowEntry] = {}
 
     def has_room(self, length: int) -> bool:
         """Return True if a block of this length may be added. An empty window takes any block."""
-        return self.held_bytes + length <= self.bytes_max or not self._entries
+        return self.held_bytes + length <= self.max_bytes or not self._entries
 
     @property
     def held_bytes(self) -> int:

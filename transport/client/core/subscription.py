@@ -386,7 +386,7 @@ class ConsumerEngine(LegHost):
             self.on_part_void(leg.session)
 
     def left_leg(self, leg: Leg) -> None:
-        self._left_stale += leg.session.stale
+        self._left_stale += leg.session.stale_count
         self._left_missed += leg.session.take_missed()
         self._lose_probe(time.monotonic_ns())
         self.on_part_void(leg.session)
@@ -412,9 +412,9 @@ class ConsumerEngine(LegHost):
         return None
 
     @property
-    def stale(self) -> int:
+    def stale_count(self) -> int:
         """The number of answers that came too late."""
-        return self._left_stale + sum(leg.session.stale for leg in self.legs)
+        return self._left_stale + sum(leg.session.stale_count for leg in self.legs)
 
     def say_lost(self, now_ns: int) -> None:
         """Tell the channel that the program behind this consumer was lost."""

@@ -104,7 +104,7 @@ class _Broker(Collector):
             "zsq_scrape_duration_seconds": [((), self._took_s)],
             "zsq_channel_processing_latency_seconds": _latencies(channels),
             "zsq_channel_limited": [
-                (labels, float(bool(row.get("limited_since")))) for labels, row in channels
+                (labels, float(bool(row.get("limited_since_s")))) for labels, row in channels
             ],
             "zsq_channel_healthy": [
                 (labels, 1.0 if row.get("health", "OK") == "OK" else 0.0)

@@ -346,22 +346,20 @@ class ActionHandlers:
     async def _silence(self, request: Request) -> Response:
         options, parameters = await options_of(request, self._limiters), parameters_of(request)
         topic, channel = parameters.get("topic") or "", parameters.get("channel") or ""
-        figure, seconds = options.get("figure", ""), options.get("seconds", 0)
+        kind, seconds = options.get("kind", ""), options.get("seconds", 0)
         if (
-            not isinstance(figure, str)
+            not isinstance(kind, str)
             or isinstance(seconds, bool)
             or not isinstance(seconds, int | float)
         ):
-            raise bad("figure must be a string, and seconds a number")
+            raise bad("kind must be a string, and seconds a number")
         if not principal_of(request).may(admin_action(topic), topic):  # broker alarms need more
             raise api_error("UNAUTHORIZED")
         try:
             if request.url.path.endswith("/ack"):
-                silenced = await self._source.alarm_ack(
-                    topic, channel, figure=figure, seconds=seconds
-                )
+                silenced = await self._source.alarm_ack(topic, channel, kind=kind, seconds=seconds)
             else:
-                silenced = await self._source.alarm_unack(topic, channel, figure=figure)
+                silenced = await self._source.alarm_unack(topic, channel, kind=kind)
             return answer({"done": True, **silenced})
         finally:
             self._stir()

@@ -115,9 +115,9 @@ async def options_of(request: Request, limiters: Limiters) -> JsonObject:
         return await read_options(share, OPTIONS_BYTES_MAX)
 
 
-async def read_options(share: BodyShare, bytes_max: int) -> JsonObject:
+async def read_options(share: BodyShare, max_bytes: int) -> JsonObject:
     """Return the options in a body. The body stays counted in `share` after it is read."""
-    body = await share.read(bytes_max, api_error("BODY_TOO_BIG"))
+    body = await share.read(max_bytes, api_error("BODY_TOO_BIG"))
     if not body:
         return {}
     try:

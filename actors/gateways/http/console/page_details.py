@@ -163,7 +163,7 @@ def channel_details(row: ChannelStats, known: Mapping[str, object]) -> ChannelPa
         "rates": row["rates"],
         "drain_s": row["drain_s"],
         "blocked_by": row.get("blocked_by", ()),
-        "limited_since": row.get("limited_since"),
+        "limited_since_s": row.get("limited_since_s"),
         "tenants": row.get("tenants", ()),
     }
     latencies = {"latency": latency(row.get("e2e_processing_latency"))}

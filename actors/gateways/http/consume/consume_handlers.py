@@ -85,11 +85,11 @@ class ConsumePaths:
     async def receive(self, request: Request) -> Response:
         options = _only(await options_of(request, self._limiters), RECEIVE_OPTIONS)
         count_max = int(_number(options, "max", COUNT, 1, COUNT_MAX, whole=True))
-        bytes_max = int(_number(options, "max_bytes", BYTES, 1, BYTES_MAX, whole=True))
+        max_bytes = int(_number(options, "max_bytes", BYTES, 1, BYTES_MAX, whole=True))
         wait_s = _number(options, "wait_s", WAIT_S_MAX, 0, WAIT_S_MAX)
         least_s, most_s = MESSAGE_TIMEOUT_MS_MIN // 1000, MESSAGE_TIMEOUT_MS_MAX // 1000
         lease_s = _number(options, "lease_s", MESSAGE_TIMEOUT_MS // 1000, least_s, most_s)
-        wanted = Wanted(holder_of(request), count_max, bytes_max)
+        wanted = Wanted(holder_of(request), count_max, max_bytes)
         with self._limiters.receives.place(wanted.holder):
             work = self._receive(request, wanted, int(lease_s * 1000), wait_s)
             number, received = await _while_client_waits(request, work, self._give_back)

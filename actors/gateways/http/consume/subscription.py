@@ -79,7 +79,7 @@ class Wanted(NamedTuple):
 
     holder: str
     count_max: int
-    bytes_max: int
+    max_bytes: int
 
 
 class Poll:
@@ -87,7 +87,7 @@ class Poll:
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
-        self.bytes_left = wanted.bytes_max
+        self.bytes_left = wanted.max_bytes
         self.received: list[Received] = []
         self.error: ZsqError | None = None
         self.ended = asyncio.Event()

@@ -69,14 +69,14 @@ class MessageScan:
         """The number of bodies that were too large to be decoded."""
         return self._undecoded.count
 
-    async def found(self, bytes_max: int, deadline_s: float) -> AsyncGenerator[StoredMessage, None]:
+    async def found(self, max_bytes: int, deadline_s: float) -> AsyncGenerator[StoredMessage, None]:
         """Yield the wanted messages, until the end of the range, or of the step.
 
-        A step ends after `bytes_max` bytes of blocks, or at `deadline_s` of the monotonic clock.
+        A step ends after `max_bytes` bytes of blocks, or at `deadline_s` of the monotonic clock.
         It searches at least one block, so steps always advance. The caller may stop earlier. The
         next step then begins after the last message.
         """
-        limit = self.bytes + bytes_max
+        limit = self.bytes + max_bytes
         slice_s = time.monotonic()
         while not self.done:
             fetched = await self._reader.read(self.at, READ_BYTES)

@@ -136,25 +136,25 @@ class BodyShare:
         if self._held:
             self._bodies.give_back(self._holder, self._held)
 
-    async def read(self, bytes_max: int, too_big: ApiError) -> bytes:
-        """Return the complete body. Raises `too_big` if it has more than `bytes_max` bytes."""
+    async def read(self, max_bytes: int, too_big: ApiError) -> bytes:
+        """Return the complete body. Raises `too_big` if it has more than `max_bytes` bytes."""
         length = announced(self._request)
-        if length is not None and length > bytes_max:
+        if length is not None and length > max_bytes:
             raise too_big
         with place_of(self._request).lent():
             try:
-                chunks = await self._chunks(bytes_max, too_big)
+                chunks = await self._chunks(max_bytes, too_big)
             except TimeoutError:
                 raise api_error("REQUEST_TIMEOUT") from None
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    async def _chunks(self, bytes_max: int, too_big: ApiError) -> list[bytes]:
+    async def _chunks(self, max_bytes: int, too_big: ApiError) -> list[bytes]:
         limits, chunks, size = self._limits, list[bytes](), 0
         begun_s = asyncio.get_running_loop().time()
         async with asyncio.timeout_at(begun_s + min(limits.body_begin_s, limits.body_s)) as timeout:
             async for chunk in self._request.stream():
                 size += len(chunk)
-                if size > bytes_max:
+                if size > max_bytes:
                     raise too_big
                 self.take(len(chunk))
                 chunks.append(chunk)

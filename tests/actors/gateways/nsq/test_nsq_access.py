@@ -136,7 +136,7 @@ def test_a_full_gateway_disconnects_only_unauthenticated_clients() -> None:
     gateway.options = NsqOptions(connections_max=2)
     gateway.connections = {}
     gateway.paused = {}
-    gateway.accepted = gateway.turned_away = 0
+    gateway.accepted = gateway.refused = 0
     gateway.stir = lambda **_: None  # type: ignore[method-assign]
     gateway.limits = NsqLimits(auth_required=True)
     gateway.gatherer = cast("Any", SimpleNamespace(full=False))
@@ -166,7 +166,7 @@ def test_a_full_gateway_disconnects_only_unauthenticated_clients() -> None:
         known.look()
     dial(4)
     assert cut == [2, 4], "the new one is turned away, for the others have authenticated"
-    assert (list(gateway.connections), gateway.turned_away, gateway.intake.cut_off) == (
+    assert (list(gateway.connections), gateway.refused, gateway.intake.evicted) == (
         [first, third],
         1,
         1,

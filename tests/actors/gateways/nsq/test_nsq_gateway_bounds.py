@@ -100,5 +100,5 @@ def test_no_client_is_read_from_while_too_many_publishes_are_unanswered() -> Non
 
 def test_the_largest_message_fits_into_an_mpub() -> None:
     told, large = NsqOptions(), NsqLimits().max_body_size
-    assert limits_of(told, snappy=False, message_bytes_max=1_000).max_body_size == large
-    assert limits_of(told, snappy=False, message_bytes_max=large).max_body_size == large + 8
+    assert limits_of(told, snappy=False, max_msg_size=1_000).max_body_size == large
+    assert limits_of(told, snappy=False, max_msg_size=large).max_body_size == large + 8

@@ -682,5 +682,5 @@ def test_the_cluster_is_described() -> None:
         "directory": 10,
         "is_shared": True,
         "trouble": "",
-        "auto": {"is_on": False, "rate": 0, "at_once": 1, "gone_after_s": 0},
+        "auto": {"is_on": False, "rate": 0, "concurrency": 1, "gone_after_s": 0},
     }

@@ -146,7 +146,7 @@ def test_the_bound_is_lower_on_a_small_memory_file_system(
 ) -> None:
     machine.files.shm_bytes = size * MIB
     root = machine.root()
-    assert root.bytes_max() == bound * MIB
+    assert root.max_bytes() == bound * MIB
     root.close()
 
 

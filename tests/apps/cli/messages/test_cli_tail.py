@@ -27,7 +27,7 @@ class Part:
         found = self.read(0)
         return found.start, found.head
 
-    def read(self, offset: int, bytes_max: int = 0) -> Fetched:
+    def read(self, offset: int, max_bytes: int = 0) -> Fetched:
         self.away -= 1
         if self.away >= 0:
             raise BrokerUnreachable(E_TIMEOUT, "no broker answers")
@@ -82,7 +82,7 @@ def test_what_retention_removes_ahead_of_a_tail_is_lost_but_not_what_it_removed_
         def bounds(self) -> tuple[int, int]:
             return self.start, 40
 
-        def read(self, offset: int, bytes_max: int = 0) -> Fetched:
+        def read(self, offset: int, max_bytes: int = 0) -> Fetched:
             start = self.start
             self.start += 20
             block = pack([b"x"] * 5, first_offset=start)

@@ -159,13 +159,13 @@ def test_alarms_events_and_receivers_are_shown_one_a_line() -> None:
     raised: Any = {
         "topic": "t",
         "channel": "c",
-        "figure": "depth",
+        "kind": "depth",
         "value": 1_234,
         "threshold": 1_000,
         "raised_ns": 10**18,
         "text": "t/c: depth 1,234 (alarm above 1,000)",
     }
-    age = raised | {"figure": "age_s", "text": "t/c: oldest message 90 s old (alarm above 60 s)"}
+    age = raised | {"kind": "age_s", "text": "t/c: oldest message 90 s old (alarm above 60 s)"}
     event: Any = {"time_ns": 10**18, "text": "raised: t/c: depth 1,234 (alarm above 1,000)"}
     receiver: Any = {
         "name": "command tee",
@@ -191,7 +191,7 @@ def test_an_alarm_about_a_full_disk_is_shown_with_its_own_text() -> None:
     row: RaisedAlarm = {
         "topic": "",
         "channel": "",
-        "figure": "free_bytes",
+        "kind": "free_bytes",
         "value": 1,
         "threshold": 2,
         "raised_ns": 0,

@@ -48,7 +48,7 @@ def test_published_messages_are_consumed_and_finished(broker: Broker, run: Run) 
             assert (again.offset, again.attempts) == (1, 2)
             await again.finish()
             await consumer.flush()
-            assert consumer.stale == 0
+            assert consumer.stale_count == 0
             assert await consumer.receive(0) is None
             assert await consumer.receive(0.02) is None
         assert sorted(broker.finished) == list(range(31))

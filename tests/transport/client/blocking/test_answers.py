@@ -102,7 +102,7 @@ def test_a_forked_child_is_not_handed_what_the_parent_holds(broker: Broker) -> N
     def work() -> None:
         assert consumer.receive(0.2) is None
         consumer.flush()
-        assert consumer.stale == 0
+        assert consumer.stale_count == 0
         consumer.close()
 
     with a_child() as run:

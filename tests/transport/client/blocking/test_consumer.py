@@ -77,7 +77,7 @@ def test_each_message_of_an_iteration_can_be_finished(broker: Broker) -> None:
     assert seen == numbers(3100)
     fins = [request for request in broker.heard if type(request) is p.Fin]
     assert len(fins) < 40, "finishes travel as ranges"
-    assert consumer.stale == 0
+    assert consumer.stale_count == 0
 
 
 def test_batches_are_finished_as_ranges(broker: Broker) -> None:
@@ -111,7 +111,7 @@ def test_a_batch_can_be_answered_in_part_and_then_as_a_whole(broker: Broker) -> 
         batch.finish(sync=True)
         assert sorted(broker.finished) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
         assert broker.requeued == [(0, 1500)]
-    assert consumer.stale == 0
+    assert consumer.stale_count == 0
 
 
 def test_plain_finishes_are_sent_although_no_call_follows(broker: Broker) -> None:
@@ -175,7 +175,7 @@ def test_a_lost_link_makes_leases_void(broker: Broker) -> None:
         old[0].finish(sync=True)
     old[1].finish()
     consumer.flush()
-    assert consumer.stale == 0
+    assert consumer.stale_count == 0
     consumer.close()
     assert broker.finished == [1], "the message is here again, so its finish counts"
 
@@ -266,7 +266,7 @@ def test_a_finish_after_the_lease_expired_raises_lease_lost(broker: Broker) -> N
         other.finish()
         with pytest.raises(zsq.LeaseLost):
             consumer.flush()
-        assert consumer.stale == 1
+        assert consumer.stale_count == 1
 
 
 def test_a_corrupt_delivery_is_not_used(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:

@@ -285,7 +285,7 @@ def test_reader_reports_head_uuid_offsets_and_sizes(broker: Broker) -> None:
         sizes = [block.length for block in broker.log]
         assert reader.measure(0) == (sum(sizes), 2, 0, 2, 2)
         assert reader.measure(0, 1) == (sizes[0], 1, 0, 2, 1)
-        assert reader.measure(0, bytes_max=1).offset == 1
+        assert reader.measure(0, max_bytes=1).offset == 1
         with pytest.raises(zsq.UsageError):
             reader.measure(-1)
 

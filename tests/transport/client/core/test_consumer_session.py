@@ -267,9 +267,9 @@ def test_refused_plain_finishes_are_counted() -> None:
     session = opened()
     deliver(session, 7, (0, 4, 1))
     session.on_word(Answer(0, 7, ((0, 2), (3, 1))), [], 0)
-    assert session.stale == 3
+    assert session.stale_count == 3
     session.on_word(Answer(0, 7, ((ALL, 0),)), [], 0)
-    assert session.stale == 7
+    assert session.stale_count == 7
 
 
 def test_a_lost_link_voids_everything() -> None:
@@ -297,7 +297,7 @@ def test_a_lost_link_voids_everything() -> None:
     session.requeue(delivery, [3], 0)
     late = session.finish_sync(delivery, [3])
     assert told(session) == []
-    assert session.stale == 4
+    assert session.stale_count == 4
     assert late.error is not None
     assert late.error.code == E_LEASE
 

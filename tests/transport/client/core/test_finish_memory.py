@@ -100,7 +100,7 @@ def test_a_finish_after_the_link_was_lost_is_for_the_next_delivery() -> None:
     delivery.finish(0)
     assert told(session) == [Fin(0, 9, ((0, 1),))]
     assert 0 in again.answered
-    assert session.stale == 0
+    assert session.stale_count == 0
 
 
 def test_in_an_ordered_channel_messages_follow_an_earlier_one_that_comes_again() -> None:
@@ -132,7 +132,7 @@ def test_another_message_with_the_offset_is_handled() -> None:
 
 @pytest.mark.parametrize(
     ("memory", "kept"),
-    [(FinishMemory(messages_max=3), 2), (FinishMemory(bytes_max=10), 0), (FinishMemory(), 10)],
+    [(FinishMemory(messages_max=3), 2), (FinishMemory(max_bytes=10), 0), (FinishMemory(), 10)],
 )
 def test_the_memory_is_bounded(memory: FinishMemory, kept: int) -> None:
     session = opened()

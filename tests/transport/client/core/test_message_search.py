@@ -25,7 +25,7 @@ from zsq.transport.client.core.message_search import (
 )
 from zsq.transport.wire.codec import pack_headers
 
-LARGE = Limits(message_bytes_max=8 * 1024 * 1024 - 1024)
+LARGE = Limits(max_msg_size=8 * 1024 * 1024 - 1024)
 
 
 def found(

@@ -41,10 +41,10 @@ class Topic:
         self.head = blocks * 10
         self.reads: list[int] = []
 
-    def read(self, offset: int, bytes_max: int) -> Fetched:
+    def read(self, offset: int, max_bytes: int) -> Fetched:
         self.reads.append(offset)
         found = [block for block in self.blocks if block.next_offset > offset][
-            : 1 if bytes_max == peeking.ONE_BLOCK else 2
+            : 1 if max_bytes == peeking.ONE_BLOCK else 2
         ]
         return Fetched(0, self.head, found, found[-1].next_offset if found else self.head)
 
@@ -54,7 +54,7 @@ class Topic:
             while True:
                 asked = question.make(1)
                 assert isinstance(asked, p.Fetch)
-                start, head, blocks, next_offset, _ = self.read(asked.offset, asked.bytes_max)
+                start, head, blocks, next_offset, _ = self.read(asked.offset, asked.max_bytes)
                 question = look.send((p.Blocks(1, start, head, next_offset), blocks))
         except StopIteration as end:
             found: Peek = end.value
@@ -118,9 +118,9 @@ def test_a_look_ends_where_nothing_is_read_before_the_head() -> None:
     """The head may be known before all blocks below it can be read."""
 
     class Behind(Topic):
-        def read(self, offset: int, bytes_max: int) -> Fetched:
+        def read(self, offset: int, max_bytes: int) -> Fetched:
             assert len(self.reads) < 10, "it asks for ever"
-            found = super().read(offset, bytes_max)
+            found = super().read(offset, max_bytes)
             return found if found.blocks else Fetched(0, self.head, [], offset)
 
     assert offsets(Behind(3, gap=range(2, 3)).run(look_at_newest("t", 17, 30, 20))) == [17, 18, 19]

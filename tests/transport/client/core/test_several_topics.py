@@ -276,9 +276,9 @@ def test_finishes_of_a_topic_that_was_left_count_as_missed(pattern: ConsumerEngi
     hear(pattern, "a1", "a2")
     leg = leg_of(pattern, "a1")
     leg.session.unconfirmed = 3
-    leg.session.stale = 2
+    leg.session.stale_count = 2
     leg.on_refused(NotFound(E_NOT_FOUND, "topic 'a1' does not exist"))
-    assert pattern.stale == 2
+    assert pattern.stale_count == 2
     steps = pattern.flush(1)
     next(steps)
     with pytest.raises(ZsqError, match="5 finishes"):

@@ -30,7 +30,8 @@ def stats() -> Any:
     }
     return {
         "version": "1.0.0", "uuid": "u", "start_time": 1_700_000_000, "health": "OK", "alarms": [{}, {}], "topics": [row],
-        "gateways": [{"kind": "nsq_gateway", "connections": 3, "accepted": 8, "turned_away": 1, "held_bytes": 70, "cut_off": 2}],
+        "gateways": [{"kind": "nsq_gateway", "connections": 3, "connections_accepted": 8, "connections_refused": 1,
+             "held_bytes": 70, "connections_evicted": 2}],
         "processes": [{"kind": "topic", "private_bytes": 5, "restarts": 1}, {"kind": "topic", "private_bytes": 7}],
     }  # fmt: skip
 
@@ -51,8 +52,8 @@ def test_metrics_have_the_values_of_the_statistics() -> None:
     expected = {
         ("zsq_up", ()): 1, ("zsq_info", (("uuid", "u"), ("version", "1.0.0"))): 1, ("zsq_start_time_seconds", ()): 1_700_000_000,
         ("zsq_healthy", ()): 1, ("zsq_alarms", ()): 2, ("zsq_topics", ()): 1, ("zsq_scrape_duration_seconds", ()): 0.25,
-        ("zsq_nsq_connections", ()): 3, ("zsq_nsq_accepted_total", ()): 8, ("zsq_nsq_turned_away_total", ()): 1,
-        ("zsq_nsq_held_bytes", ()): 70, ("zsq_nsq_cut_off_total", ()): 2,
+        ("zsq_nsq_connections", ()): 3, ("zsq_nsq_connections_accepted_total", ()): 8, ("zsq_nsq_connections_refused_total", ()): 1,
+        ("zsq_nsq_held_bytes", ()): 70, ("zsq_nsq_connections_evicted_total", ()): 2,
         ("zsq_topic_messages_total", (topic,)): 9, ("zsq_topic_oldest_message_age_seconds", (topic,)): 1.5,
         ("zsq_topic_closed", (topic,)): 1, ("zsq_topic_paused", (topic,)): 0, ("zsq_topic_healthy", (topic,)): 1,
         ("zsq_channel_depth", (channel, topic)): 4, ("zsq_channel_finished_total", (channel, topic)): 5,

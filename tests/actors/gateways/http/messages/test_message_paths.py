@@ -284,10 +284,10 @@ def test_a_download_that_fails_on_its_way_says_so(
 ) -> None:
     read = site.source.read
 
-    async def once(offset: int, bytes_max: int) -> Any:
+    async def once(offset: int, max_bytes: int) -> Any:
         if offset:
             raise NotFound(E_NOT_FOUND, "topic 't' does not exist")
-        return (await read(offset, bytes_max))._replace(
+        return (await read(offset, max_bytes))._replace(
             blocks=site.source.blocks[:1], next_offset=3
         )
 
@@ -347,10 +347,10 @@ def test_a_topic_that_is_created_again_does_not_continue_a_download(
     read = site.source.read
     for after in ([placed(12, 9, b"new")], []):
 
-        async def once(offset: int, bytes_max: int, after: list[Block] = after) -> Any:
+        async def once(offset: int, max_bytes: int, after: list[Block] = after) -> Any:
             if offset:
                 return Fetched(12, 13, after, 13)
-            return (await read(0, bytes_max))._replace(blocks=site.source.blocks[:1], next_offset=3)
+            return (await read(0, max_bytes))._replace(blocks=site.source.blocks[:1], next_offset=3)
 
         monkeypatch.setattr(site.source, "read", once)
         *_, last = download(site)
@@ -366,8 +366,8 @@ def test_a_download_ends_when_permissions_change(
     visitor, read = Visitor(), site.source.read
     monkeypatch.setattr(search_handlers, "PIECE_BYTES", 1)  # each line is one piece
 
-    async def once(offset: int, bytes_max: int) -> Any:
-        return (await read(offset, bytes_max))._replace(blocks=site.source.blocks[:1])
+    async def once(offset: int, max_bytes: int) -> Any:
+        return (await read(offset, max_bytes))._replace(blocks=site.source.blocks[:1])
 
     monkeypatch.setattr(site.source, "read", once)
 
@@ -614,9 +614,9 @@ def test_nothing_is_shown_that_was_read_under_old_permissions(
 ) -> None:
     read, visitor = site.source.read, Visitor()
 
-    async def renewing(offset: int, bytes_max: int) -> Any:
+    async def renewing(offset: int, max_bytes: int) -> Any:
         visitor.renew()
-        return await read(offset, bytes_max)
+        return await read(offset, max_bytes)
 
     monkeypatch.setattr(site.source, "read", renewing)
 
