@@ -16,7 +16,6 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints, is
 
 import pytest
 
-from zsq.transport import errors
 from zsq.transport.block.block import HEADER_BYTES, check_block, open_block
 from zsq.transport.client.core.consumer_session import CONSUMER_TABLE
 from zsq.transport.client.core.producer_session import PRODUCER_TABLE
@@ -158,14 +157,6 @@ def _name(state: Enum) -> str:
     return str(state.value)
 
 
-def error_codes() -> str:
-    lines = ["| code | raised as |", "|---|---|"]
-    for name, code in sorted(vars(errors).items()):
-        if name.startswith("E_"):
-            lines.append(f"| {code} | {type(errors.from_wire(code, '')).__name__} |")
-    return "\n".join(lines)
-
-
 def limits() -> str:
     lines = ["| limit | value |", "|---|---|"]
     for name, value in vars(protocol).items():
@@ -181,7 +172,6 @@ PARTS: Final = {
     "consumer": lambda: table(CONSUMER_TABLE),
     "link": lambda: table(LINK_TABLE),
     "stage": lambda: table(STAGE_TABLE),
-    "errors": error_codes,
     "limits": limits,
 }
 
