@@ -23,7 +23,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 @pytest.mark.parametrize(
     ("page", "count"),
     [
-        ("http.md", 7),
+        ("http.md", 5),
         ("lifetimes.md", 5),
         ("nsqd.md", 1),
         ("dedupe.md", 6),
