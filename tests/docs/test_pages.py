@@ -28,7 +28,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         ("nsqd.md", 1),
         ("dedupe.md", 6),
         ("schedules.md", 5),
-        ("testing.md", 9),
+        ("testing.md", 6),
         ("tracing.md", 5),
     ],
 )
