@@ -45,7 +45,7 @@ from ...transport.names import part_of
 from ...transport.wire import protocol as p
 from ...transport.wire.actions import Action
 from ...transport.wire.address import read_run_id
-from ...transport.wire.codec import decode, encode, opcode
+from ...transport.wire.codec import decode, encode, opcode, request_of
 from ...transport.wire.sockets import bytes_moved, descriptor_of
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.link_ends import LinkEnds
@@ -276,9 +276,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             elif link is None:
                 self._fail(client, 0, E_HELLO, "this connection has no open link: send Open first")
             elif op not in ALLOWED[link.kind]:
-                self._fail(
-                    client, 0, E_BAD_COMMAND, f"opcode {op} is not allowed on a {link.kind} link"
-                )
+                text = f"opcode {op} is not allowed on a {link.kind} link, or not known"
+                self._fail(client, request_of(frames[2].buffer), E_BAD_COMMAND, text)
             else:
                 self._seen[client] = time.monotonic_ns()
                 if op in _LOOKED_AT and not self._look(client, link, frames):
@@ -303,7 +302,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         try:
             message = decode(frame)
         except ZsqError as error:
-            self._fail(client, 0, error.code, error.text)
+            self._fail(client, request_of(frame), error.code, error.text)
             return
         same = (
             (message.topic, message.channel)
@@ -372,7 +371,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             if isinstance(message, (p.Manage, p.Lookup)):
                 frames[2] = encode(replace(message, by=self._by(link.key, frames[2])))
         except ZsqError as error:
-            self._fail(client, getattr(message, "request", 0), error.code, error.text)
+            self._fail(client, request_of(frames[2].buffer), error.code, error.text)
             self._complain(error, frames[2])
             return False
         return True

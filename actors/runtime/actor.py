@@ -393,7 +393,9 @@ class Actor(Generic[StartT]):
         until_ns = time.monotonic_ns() + options.DRAIN_NS
         for mail in port.receive(options.DRAIN_MAX):
             if not isinstance(mail, Mail):
-                self._refuse(port, mail[0], mail[1])
+                envelope, answer = mail
+                log.debug("%s refuses: %s", self.title, answer.text)
+                port.send(envelope, answer)
                 continue
             kind = type(mail.message)
             self._worked = self._worked or bool(mail.frames)
@@ -416,7 +418,7 @@ class Actor(Generic[StartT]):
             if mail.frames and time.monotonic_ns() > until_ns:
                 return
 
-    def _refuse(self, port: Port, envelope: Envelope, error: ZsqError, request: int = 0) -> None:
+    def _refuse(self, port: Port, envelope: Envelope, error: ZsqError, request: int) -> None:
         log.debug("%s refuses: %s", self.title, error)
         port.send(envelope, Failed(request, error.code, error.text))
 

@@ -17,7 +17,7 @@ import zmq.backend
 
 from ...transport.block.block import Block
 from ...transport.errors import E_TOO_BIG, UsageError
-from ...transport.wire.codec import decode, encode, frames_blocks
+from ...transport.wire.codec import decode, encode, frames_blocks, request_of
 from ...transport.wire.protocol import FRAME_BYTES_MAX, FRAMES_MAX, Beat, Done, Failed, Pulse, Wire
 from ...transport.wire.sockets import descriptor_of, send_frames
 from .polling import PolledSocket
@@ -104,10 +104,10 @@ class Port(PolledSocket):
         """
         self.routes[kind] = handler
 
-    def receive(self, limit: int) -> Iterator[Mail | tuple[Envelope, UsageError]]:
+    def receive(self, limit: int) -> Iterator[Mail | tuple[Envelope, Failed]]:
         """Yield the waiting messages, at most `limit`.
 
-        A frame that is not a protocol message is yielded as (envelope, error).
+        A frame that is not a protocol message is yielded as (envelope, answer).
         """
         socket = self.socket
         for number in range(limit):
@@ -128,7 +128,7 @@ class Port(PolledSocket):
             try:
                 yield Mail(envelope, decode(control), rest)
             except UsageError as error:
-                yield envelope, error
+                yield envelope, Failed(request_of(control), error.code, error.text)
 
     def _receive_frames(
         self, socket: zmq.Socket[bytes]

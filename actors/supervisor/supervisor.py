@@ -313,8 +313,7 @@ class Supervisor:
 
     def _on_mail(self, mail: Any) -> None:
         if not isinstance(mail, Mail):
-            envelope, error = mail
-            self.port.send(envelope, p.Failed(0, error.code, error.text))
+            self.port.send(*mail)
             return
         message = mail.message
         if isinstance(message, p.Born):

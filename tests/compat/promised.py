@@ -2,8 +2,9 @@
 
 `docs/compatibility.md` says what is promised. This file collects it from the code: public names
 with their signatures and defaults, answers and reports, commands with their options, paths of HTTP,
-metrics, settings, headers, environment variables, kinds of alarms, options and columns of Spark, what other
-libraries are given, error codes, permissions, messages of the wire, and versions of the formats.
+metrics, settings, headers, environment variables, kinds of alarms, options and columns of Spark,
+what other libraries are given, error codes, permissions, messages of the wire, and versions of the
+formats.
 
 Run it to write `promised.json` again, after something was added: python tests/compat/promised.py
 It refuses to write a surface that lacks what is promised.

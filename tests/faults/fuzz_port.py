@@ -18,8 +18,8 @@ from support.routed import Routed
 from zsq.actors.runtime.port import Envelope, Mail
 from zsq.transport.block.block import Block
 from zsq.transport.errors import UsageError
-from zsq.transport.wire.codec import decode, encode
-from zsq.transport.wire.protocol import WORDS, Wire
+from zsq.transport.wire.codec import decode, encode, request_of
+from zsq.transport.wire.protocol import WORDS, Failed, Wire
 
 SENT_MAX: Final = 64
 
@@ -54,13 +54,13 @@ class FakePort(Routed):
 
     # The methods that an actor calls
 
-    def receive(self, limit: int) -> Iterator[Mail | tuple[Envelope, UsageError]]:
+    def receive(self, limit: int) -> Iterator[Mail | tuple[Envelope, Failed]]:
         for _ in range(min(limit, len(self.waiting))):
             envelope, control, frames = self.waiting.popleft()
             try:
                 yield Mail(envelope, decode(control), frames)
             except UsageError as error:
-                yield envelope, error
+                yield envelope, Failed(request_of(control), error.code, error.text)
 
     def send(self, envelope: Envelope, message: Wire, blocks: Sequence[Block] = ()) -> bool:
         encode(message)

@@ -138,30 +138,29 @@ class Raw:
         with zsq.Admin(broker.ipc) as admin:
             admin.create_topic("raw")
         self.context = zmq.Context()
-        supervisor = self._dial(f"{broker.ipc}/supervisor")
+        supervisor = self.dial(f"{broker.ipc}/supervisor")
         supervisor.send_multipart([b"", encode(protocol.Lookup(1, "raw", "", False))])
-        found = self._word(supervisor)
+        found = self.word(supervisor)
         assert isinstance(found, protocol.Done)
         supervisor.close()
-        self.topic = self._dial(found.data["topic"])
+        self.topic = self.dial(found.data["topic"])
 
-    def _dial(self, endpoint: str) -> zmq.Socket[bytes]:
+    def dial(self, endpoint: str) -> zmq.Socket[bytes]:
         socket = self.context.socket(zmq.DEALER)
         socket.linger = 0
         socket.connect(endpoint)
         return socket
 
-    def _word(self, socket: zmq.Socket[bytes]) -> protocol.Wire:
+    def word(self, socket: zmq.Socket[bytes]) -> protocol.Wire:
         assert socket.poll(10_000), "no answer"
         return decode(socket.recv_multipart()[1])
 
     def ask(self, *frames: bytes) -> protocol.Wire:
         self.topic.send_multipart([b"", *frames])
-        return self._word(self.topic)
+        return self.word(self.topic)
 
     def close(self) -> None:
-        self.topic.close()
-        self.context.term()
+        self.context.destroy(linger=0)
 
 
 def test_hostile_frames_get_their_error_and_the_topic_lives_on(broker: Broker) -> None:
@@ -226,6 +225,36 @@ def test_the_gateway_lets_no_inner_words_in(broker: Broker) -> None:
     finally:
         socket.close()
         context.term()
+    still_serves(broker)
+
+
+@pytest.mark.parametrize("kind", ["supervisor", "topic", "reader", "channel", "stage"])
+def test_a_newer_client_learns_which_of_its_requests_the_broker_does_not_know(
+    broker: Broker, kind: str
+) -> None:
+    still_serves(broker)  # which creates the topic and the channel
+    raw = Raw(broker)
+    request = 70_001
+    newer = b"\x93\x7f\xce" + request.to_bytes(4, "big") + b"\xa1x"  # opcode 127, with a text
+    try:
+        socket = raw.dial(broker.tcp)
+        names = {"supervisor": ("", ""), "channel": ("after", "c")}.get(kind, ("after", ""))
+        socket.send_multipart([b"", encode(protocol.Open(1, kind, *names, False))])
+        assert isinstance(raw.word(socket), protocol.Done)
+        more = encode(protocol.Stats(request, "", ""))
+        longer = bytes([more[0] + 1]) + more[1:] + b"\xa1x"  # a known word with one field more
+        for frame in (newer, longer) if kind == "supervisor" else (newer,):
+            socket.send_multipart([b"", frame])
+            refused = raw.word(socket)
+            assert isinstance(refused, protocol.Failed)
+            assert (refused.request, refused.code) == (request, "E_BAD_COMMAND")
+        socket.close()
+        if kind == "topic":  # the same without a gateway
+            direct = raw.ask(newer)
+            assert isinstance(direct, protocol.Failed)
+            assert (direct.request, direct.code) == (request, "E_BAD_COMMAND")
+    finally:
+        raw.close()
     still_serves(broker)
 
 

@@ -39,6 +39,7 @@ NESTED_MAX: Final = 32  # the most levels of lists and maps in a protocol messag
 # The most lists and maps in a value of a database, a file or an object.
 VALUE_CONTAINERS_MAX: Final = 1_000_000
 _SMALL_BYTES: Final = 1024
+_FIRST_BYTES: Final = 32  # an array's head, an opcode and a request have at most 17 bytes
 _UINT8: Final = 0xCC  # the first byte of such a number in msgpack
 _UINT16: Final = 0xCD
 # Each list and each map begins with one of these bytes.
@@ -164,6 +165,25 @@ def decode(frame: Any) -> Wire:
             if message in _ASKING:
                 _check_count(message, value)
     return message(*fields[1:])
+
+
+def request_of(frame: Any) -> int:
+    """Return the request of a control frame, also of one that `decode` refuses, or 0 without one.
+
+    So a client that is newer than the broker learns which of its requests the broker does not know.
+    A word that this version does not know has its request first, see "Versions" in PROTOCOL.md.
+    """
+    unpacker = msgpack.Unpacker(use_list=False)
+    unpacker.feed(bytes(frame[:_FIRST_BYTES]))
+    try:
+        unpacker.read_array_header()
+        op, request = unpacker.unpack(), unpacker.unpack()
+    except (ValueError, msgpack.exceptions.UnpackException):
+        return 0
+    known = WORDS.get(op) if type(op) is int else None
+    if known is not None and field_names(known)[:1] != ("request",):
+        return 0
+    return request if type(request) is int and request >= 0 else 0
 
 
 def _too_large(name: str, size: int) -> UsageError:

@@ -33,7 +33,7 @@ import zmq
 
 from ....transport.errors import E_HELLO, E_STANDBY, UsageError, ZsqError
 from ....transport.wire import protocol as p
-from ....transport.wire.codec import decode, encode
+from ....transport.wire.codec import decode, encode, request_of
 from ....transport.wire.sockets import make_context
 from ...runtime.actor import StartFailed
 from ...runtime.listening import bind, join_place, open_sockets, reason_of
@@ -213,7 +213,7 @@ class StandbyGateway:
         try:
             message = decode(control)
         except ZsqError as error:
-            return p.Failed(0, error.code, error.text)
+            return p.Failed(request_of(control), error.code, error.text)
         if isinstance(message, p.Open):
             return p.Failed(message.request, E_STANDBY, self._status().sentence())
         return p.Failed(0, E_HELLO, "this connection has no open link: send Open first")

@@ -12,7 +12,6 @@ import pytest
 import zmq
 
 from zsq.actors.runtime.port import _ENVELOPE_MAX, Mail, Port
-from zsq.transport.errors import UsageError
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import decode, encode
 
@@ -74,14 +73,17 @@ def test_a_message_with_too_many_frames_is_dropped(line: Line) -> None:
 
 def test_an_invalid_message_is_reported_with_its_sender(line: Line) -> None:
     found: list[Any] = []
-    for frames in ([b"a"], [b"a", b""], [b"a", b"", b"\xc1"]):
+    for frames in ([b"a"], [b"a", b""], [b"a", b"", b"\xc1"], [b"a", b"", b"\x92\x7f\x07"]):
         line.send(*frames)
-    while not found:
+    while len(found) < 2:
         assert line.port.socket.poll(20_000)
         found += line.port.receive(100)
-    ((envelope, error),) = found
-    assert envelope == (b"a",)
-    assert isinstance(error, UsageError)
+    assert [envelope for envelope, _ in found] == [(b"a",)] * 2
+    # An unknown word has its request first, here 7.
+    assert [(answer.request, answer.code) for _, answer in found] == [
+        (0, "E_BAD_COMMAND"),
+        (7, "E_BAD_COMMAND"),
+    ]
 
 
 def test_an_answer_over_the_limit_for_a_frame_becomes_an_error_and_the_connection_stays(

@@ -7,8 +7,9 @@ python -m tests.actors.statistics.test_schema
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast, get_type_hints
@@ -42,7 +43,7 @@ HEADINGS: Final[dict[str, str]] = {
     "schedules": "The schedules (`schedules`)", "gateway": "An NSQ gateway (`gateways`)",
     "request": "The HTTP gateway itself",
 }  # fmt: skip
-COLUMNS_SHOWN: Final = ("statistic", "overview", "metric", "nsqd", "unit", "meaning")
+COLUMNS_SHOWN: Final = ("statistic", "overview", "metric", "nsqd", "meaning")
 LABELS: Final = {
     "zsq_topic_": {"topic"},
     "zsq_channel_": {"topic", "channel"},
@@ -57,17 +58,24 @@ LABELS: Final = {
 def statistics_tables() -> str:
     parts = []
     for level, heading in HEADINGS.items():
-        rows = [_cells(row) for row in rows_of(level)]
+        rows = list(_joined(_cells(row) for row in rows_of(level)))
         used = [place for place in range(len(COLUMNS_SHOWN)) if any(row[place] for row in rows)]
-        table = [COLUMNS_SHOWN, ("---",) * len(COLUMNS_SHOWN), *rows]
-        lines = [f"| {' | '.join(row[place] for place in used)} |" for row in table]
-        parts.append("\n".join([f"**{heading}**", "", *lines]))
+        head, *lines = [
+            f"| {' | '.join(row[place] for place in used)} |" for row in (COLUMNS_SHOWN, *rows)
+        ]
+        parts.append("\n".join([f"**{heading}**", "", head, f"|{'---|' * len(used)}", *lines]))
     return "\n\n".join(parts)
 
 
 def _cells(row: Statistic) -> tuple[str, ...]:
     names = (f"`{name}`" if name else "" for name in (row.name, row.view, row.metric))
-    return (*names, "yes" if row.nsq else "", row.unit, row.note or row.help)
+    return (*names, "yes" if row.nsq else "", row.note or row.help)
+
+
+def _joined(rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows. Neighbours that differ only in their name are one row."""
+    for rest, same in itertools.groupby(rows, key=lambda row: row[1:]):
+        yield ", ".join(row[0] for row in same), *rest
 
 
 def drawn() -> str:
