@@ -72,6 +72,16 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}" if _flags else f"{name}="
 
 
+def in_command() -> bool:
+    """Return True in a command. Its error tells the user everything, so a warning need not."""
+    return _flags
+
+
+def advice_in_log() -> str:
+    """Return `advice` as a sentence of a warning, or ""."""
+    return "" if in_command() else f". {advice()}"
+
+
 def advice() -> str:
     """Return the last sentence of errors and warnings about a missing broker."""
     return f"Check that `zsq serve` runs there, and check {option('url')} or $ZSQ_URL"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from .names import base_of, part_of, parts_text
-from .reports import ChannelStats, Latency, TopicStats
+from .reports import ChannelStats, ConsumerStats, Latency, TopicStats
 
 
 class WholeTopic(NamedTuple):
@@ -90,6 +90,16 @@ def whole_topic(stats: Mapping[str, object], topic: str) -> WholeTopic:
     combined["channels"] = [_channel(rows, name) for name in names]
     combined["topic_name"] = base_of(topic)
     return WholeTopic(cast("TopicStats", combined), rows, unanswered)
+
+
+def consumers(channel: ChannelStats) -> list[ConsumerStats]:
+    """Return one row for each consumer of a combined channel, which has a row of each part."""
+    rows: dict[str, list[ConsumerStats]] = {}
+    for client in channel["clients"]:
+        rows.setdefault(client["client_id"], []).append(client)
+    return [
+        cast("ConsumerStats", _combined(of_one, [""] * len(of_one))) for of_one in rows.values()
+    ]
 
 
 def _channel(rows: Sequence[TopicStats], name: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import threading
 import time
 from typing import Final
@@ -126,10 +127,18 @@ def name_thread(actor: str) -> None:
 def say(text: str, form: str, level: int = logging.INFO) -> None:
     """Write a text that people at the terminal must read, whatever the log's level.
 
-    The line is plain text, or a JSON object as all other lines are.
+    The line is plain text, or a JSON object as all other lines are. On a terminal, a text that is
+    too long for a line is broken between words.
     """
     if form == "json":
         record = log.makeRecord(log.name, level, __file__, 0, text, (), None)
         text = JsonFormatter(SUPERVISOR).format(record)
+    elif sys.stderr.isatty():
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+        text = "\n  ".join(
+            textwrap.wrap(
+                text, max(columns - 2, 20), break_long_words=False, break_on_hyphens=False
+            )
+        )
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()

@@ -80,6 +80,10 @@ class TopicProcesses:
         self.cause: Failure | None = None
         """The reason of the last failure."""
         self.restarts = RestartIntensity()
+        # An ephemeral channel whose process died is made again, and its restarts still count.
+        self.channel_restarts: dict[str, RestartIntensity] = {}
+        self.starts_again = 0
+        """How often its process was started again, also if it was not the cause of the end."""
         self.unsteady: tuple[str, ...] = ()
         """A text for each process that was restarted often lately."""
         self.topic: Child | None = None
@@ -95,6 +99,18 @@ class TopicProcesses:
     def failure(self) -> str:
         """The reason why the topic is or was not up, or ""."""
         return str(self.cause or "")
+
+    def restart_count(self, channel: str = "") -> int:
+        """Return how often the process of a channel, or the topic's for "", was started again."""
+        if not channel:
+            return self.starts_again
+        past = self.channel_restarts.get(channel)
+        return past.count if past is not None else 0
+
+    @property
+    def restart_sum(self) -> int:
+        """The number of times that processes of the topic and its channels started again."""
+        return self.starts_again + sum(past.count for past in self.channel_restarts.values())
 
     def child(self, channel: str) -> Child | None:
         """Return the process of a channel, or the topic's for ""."""

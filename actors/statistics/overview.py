@@ -194,7 +194,7 @@ class Overview:
             group.failure,
             group.row.closed,
             group.row.sync,
-            group.restarts.count,
+            group.restart_sum,
             group.unsteady,
             has_letters,
         )
@@ -227,7 +227,7 @@ class Overview:
             "alarms": sum("silence" not in row for row in view.alarms.rows()),
             "alarmed_ns": recent[-1]["time_ns"] if recent else 0,
             "processes": len(view.processes.table.hosts) + 2,
-            "restarts": sum(group.restarts.count for group in view.groups.values()),
+            "restarts": sum(group.restart_sum for group in view.groups.values()),
             "clustered": _is_clustered(view),
         }
 
@@ -334,7 +334,7 @@ def _topic_row(
         max(backlog, waiting),
         _oldest(max(backlog, waiting) + delayed, get("oldest_ns", _NOTHING).get("", 0)),
         *[get(name, 0) for name in _OF_STORAGE.values()],
-        group.restarts.count,
+        group.restart_sum,
         NOT_KNOWN if letters is None else letters,
         _pulsed_ns(group) // NS_PER_MS,
     )

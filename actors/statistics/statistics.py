@@ -32,6 +32,7 @@ from ..runtime.process import private_bytes
 from ..runtime.process_table import Child
 from ..runtime.pulses import ChannelDetails, GatewayDetails, NsqClientReport, TopicDetails
 from ..settings import options
+from ..settings.starts import channel_of
 from .broker_view import (
     REPORTED,
     BrokerView,
@@ -170,10 +171,14 @@ def said_of_topic(group: TopicProcesses, disk: DiskView, alarms: Iterable[str] =
     return troubles_of_topic(group, disk) + [f"alarm: {text}" for text in alarms]
 
 
+def _state_text(group: TopicProcesses) -> str:
+    return ": ".join(filter(None, (group.state.value, group.failure)))
+
+
 def troubles_of_topic(group: TopicProcesses, disk: DiskView) -> list[str]:
     """Return a text for each problem of a topic that somebody has to look at."""
     if group.state not in REPORTED:
-        return [f"{group.state.value} {group.failure}".strip()]
+        return [_state_text(group)]
     storage = storage_pulse(group)
     troubles = (
         list(storage.get("alarms") or group.topic.data.get("alarms", ()))
@@ -202,7 +207,7 @@ def write_trouble(group: TopicProcesses, disk: DiskView) -> str:
     if group.state not in REPORTED:
         again = group.failure and group.state is GroupState.STARTING
         down = again or group.state in (GroupState.CLEARING, GroupState.FAILED)
-        return f"{group.state.value} {group.failure}".strip() if down else ""
+        return _state_text(group) if down else ""
     stats = storage_pulse(group)
     causes = (stats.get("state_alarm"), stats.get("delayed_full"), stats.get("extension_refusal"))
     troubles = [text for text in causes if text]
@@ -389,7 +394,8 @@ def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
                 row["private_bytes"] = private_bytes(host.pid)
             rows.append(row)
     for child in sorted(view.processes.children.values(), key=lambda child: child.spec.key):
-        restarts = child.owner.restarts.count if child.owner is not None else 0
+        owner = child.owner
+        restarts = owner.restart_count(channel_of(child.spec.start)) if owner is not None else 0
         row = {
             "name": child.spec.title,
             "pid": child.pid,

@@ -113,6 +113,7 @@ class Reloading:
         self._read = read
         self._number = 0  # number of the last reload
         self._in_force = 0  # number of the last reload that all gateways have applied
+        self._refusing: set[str] = set()  # gateways that keep their old settings after this reload
         self._owing: dict[int, _Owing] = {}  # key of the child -> its state
         self._killed: dict[int, Child] = {}  # gateways whose successors are not up yet
         # Topic -> the key of its process that was asked and has not answered, and the earliest time
@@ -164,6 +165,7 @@ class Reloading:
                 if not group.row.in_memory
             }
         self._number += 1
+        self._refusing.clear()
         now_ns = time.monotonic_ns()
         for key, child in self._processes.children.items():
             owing = self._owing.setdefault(key, _Owing(child, now_ns))
@@ -217,7 +219,8 @@ class Reloading:
         late = any(is_door(owing.child.spec.kind) for owing in self._owing.values())
         if self._in_force < self._number and not late and not self._killed:
             self._in_force = self._number
-            log.info("the new settings are in force at all gateways")
+            but = f", but not at {', '.join(sorted(self._refusing))}" if self._refusing else ""
+            log.info("the new settings are in force at all gateways%s", but)
 
     def trouble(self) -> str:
         """Return which gateways do not have the new settings, or "" if all have them.
@@ -251,6 +254,8 @@ class Reloading:
             runs_on = not child.told_to_stop and child.state != "ended"
             if error is not None and not missed and runs_on:
                 log.error("%s keeps its old settings: %s", child.spec.title, error.text)
+                if is_door(child.spec.kind):
+                    self._refusing.add(child.spec.title)
             then(error.text if error is not None and missed else "")
 
         self._orders.send(child, make, answered, patience_s)

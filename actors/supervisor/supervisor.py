@@ -68,6 +68,11 @@ log = logging.getLogger("zsq")
 
 # The broker is no longer primary. This is no exit code of a process: `standby/role.py` sees it.
 EXIT_NOT_PRIMARY: Final = 100
+# A process that fails by an exception says so. Of another end the supervisor is told nothing,
+# because the processes are children of the forkserver.
+NO_REASON: Final = (
+    " and gave no reason: it crashed or was killed, such as for lack of memory (`dmesg` says so)"
+)
 
 
 class Supervisor:
@@ -151,7 +156,8 @@ class Supervisor:
         conditions = [condition.trouble for condition in self._conditions().values()]
         of_extensions = [extension.trouble for extension in self.extensions]
         troubles = (*conditions, self.commands.trouble, *of_extensions)
-        return "; ".join(filter(None, (trouble() for trouble in troubles)))
+        # The bucket is an extension with a condition, and is named once.
+        return "; ".join(dict.fromkeys(filter(None, (trouble() for trouble in troubles))))
 
     # Extensions
 
@@ -435,17 +441,20 @@ class Supervisor:
             self.processes.ended(child)
             self.requests.gatherings.ended(child.spec.key)
             rundir.remove_sockets(self.run_dir, child.spec.start.endpoints())
-            if not child.told_to_stop and not self.state.stopping:
+            tells = not child.told_to_stop and not self.state.stopping
+            self.singles.tell_gone(child)
+            is_single = self.singles.ended(child)
+            # If the broker ends because of this child, its last line says why.
+            if tells and not self.state.stopping:
                 is_shared = child.host is not None and child.host.is_shared
                 log.log(
                     logging.DEBUG if is_shared and not child.failure else logging.WARNING,
                     "%s (pid %d) ended%s",
                     child.spec.title,
                     child.pid,
-                    f": {child.failure}" if child.failure else "",
+                    _why(child),
                 )
-            self.singles.tell_gone(child)
-            if not self.singles.ended(child) and child.owner is not None:
+            if not is_single and child.owner is not None:
                 self._group_lost(child)
 
     def _tell_ends_of_hosts(self, ended: list[Child]) -> None:
@@ -459,11 +468,13 @@ class Supervisor:
             and child.spec.kind == "topic"
             and not child.told_to_stop
         )
+        explained = {child.host for child in ended if child.failure or child.hangs}
         for host, count in topics.items() if not self.state.stopping else ():
             log.warning(
-                "shared process %s (pid %d) ended; its topics (%d) start again",
+                "shared process %s (pid %d) ended%s; its topics (%d) start again",
                 host.title,
                 host.pid,
+                "" if host in explained or host.is_killed else NO_REASON,
                 count,
             )
 
@@ -590,3 +601,10 @@ class Supervisor:
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         logs.say(text, self.state.options.log_format, level)
+
+
+def _why(child: Child) -> str:
+    """Return why a child ended, to follow "ended" in the log."""
+    if child.failure:
+        return f": {child.failure}"
+    return "" if child.host is None or child.host.is_killed else NO_REASON

@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final, NamedTuple, TypeVar, cast
@@ -29,7 +28,6 @@ MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024  # the highest limit that a broke
 # As in Python. A standby with the default patience takes over within half of it, so that a script
 # with defaults goes on.
 TIMEOUT_S: Final = 30.0
-HINT_S: Final = 1.0  # seconds before a user at a terminal gets a hint
 NAMES_S: Final = 2.0  # seconds to wait for the names among which a similar one is looked for
 KEY_FILE: Final = "ZSQ_KEY_FILE"
 GIVES_UP: Final = "Seconds to wait for the broker before exit code 3."
@@ -179,33 +177,7 @@ def _resolve(context: click.Context, _: click.Parameter, value: str | None) -> s
         raise click.BadParameter(
             f"{url!r} is not a broker's address; use tcp://HOST:PORT or ipc://DATA_DIR/run"
         )
-    if "ipc://" not in url and not context.resilient_parsing and sys.stderr.isatty():
-        patience = threading.Timer(HINT_S, hint, (url,))
-        patience.daemon = True
-        patience.start()
     return str(url)
-
-
-def hint(url: str) -> None:
-    """Tell a waiting user that nothing listens at the address, or at any of several.
-
-    A broker that is starting answers soon, but one that was not started never does.
-    """
-    from ...transport.resolver import connect
-
-    reasons = []
-    for address in url.split(","):
-        host, _, port = address.strip().removeprefix("tcp://").rpartition(":")
-        try:
-            connect((host.strip("[]"), int(port)), HINT_S).close()
-        except OSError as error:
-            reasons.append(error.strerror or str(error))
-        except (ValueError, OverflowError):  # the client reports what is wrong with the address
-            return
-        else:
-            return
-    why = "; ".join(dict.fromkeys(reasons))
-    click.echo(f"zsq: no broker answers at {url} yet ({why}); still trying", err=True)
 
 
 def _remember_key_file(context: click.Context, _: click.Parameter, value: str | None) -> None:

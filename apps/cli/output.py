@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -60,6 +63,43 @@ def say(text: str, *, err: bool = False) -> None:
     click.echo(escaped(text, keep="\n"), err=err)
 
 
+def say_prose(text: str, indent: int = 2) -> None:
+    """Print lines for users. A terminal gets no line that it would break within a word."""
+    say(folded(text, columns_of_text(), indent))
+
+
+def say_facts(text: str) -> None:
+    """Print lines that begin with a label of ten characters, as `describe` makes them."""
+    say_prose(text, 11)
+
+
+def columns_of_text() -> int:
+    """Return the width that lines must not exceed, or 0: a file, or `grep`, gets whole lines."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or _columns_set() else 0
+
+
+def _columns_set() -> int:
+    width = os.environ.get("COLUMNS", "")
+    return int(width) if width.isdecimal() else 0
+
+
+def folded(text: str, columns: int, indent: int = 2) -> str:
+    """Return lines that are broken between words, with what continues one indented. Pure."""
+    if not columns:
+        return text
+    lines = (
+        textwrap.wrap(
+            line,
+            columns,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in text.split("\n")
+    )
+    return "\n".join("\n".join(parts) for parts in lines)
+
+
 def body_for(out: IO[bytes]) -> Callable[[bytes], bytes]:
     """Return the function that prepares a message's body for `out`.
 
@@ -82,12 +122,7 @@ def wide_console(columns: int = FILE_COLUMNS) -> Console:
     from rich.console import Console
 
     console = Console()
-    width = os.environ.get("COLUMNS", "")
-    return (
-        console
-        if console.is_terminal or (width.isdecimal() and int(width))
-        else Console(width=columns)
-    )
+    return console if console.is_terminal or _columns_set() else Console(width=columns)
 
 
 class Heading(NamedTuple):

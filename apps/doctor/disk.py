@@ -31,6 +31,7 @@ NETWORK_SYSTEMS: Final = frozenset(
 )
 # After a power cut, a file that was renamed may have neither of its names.
 UNJOURNALED_SYSTEMS: Final = frozenset({"ext2", "vfat", "msdos", "exfat"})
+STANDBY_NAME: Final = "standby"
 LAYER_SYSTEMS: Final = frozenset({"overlay", "aufs", "squashfs"})
 DANGEROUS: Final = frozenset({"nobarrier", "barrier=0", "nobarriers"})
 REGISTRY_BYTES_MAX: Final = 64 << 20
@@ -96,8 +97,20 @@ def directory(data_dir: Path) -> Iterator[CheckResult]:
     yield _content(path)
 
 
+def is_of_standby(data_dir: Path) -> bool:
+    """Return True if a standby has the directory: it has the bucket's messages in a folder."""
+    return (data_dir / STANDBY_NAME).is_dir() and not (data_dir / REGISTRY_NAME).exists()
+
+
 def _content(path: Path) -> CheckResult:
     names = set(os.listdir(path))
+    if is_of_standby(path):
+        pid = holder(path)
+        if pid:
+            text = f"{path}: of a standby, its process is {pid}"
+            return CheckResult(OK, "data directory", text)
+        text = f"{path}: of a standby, and none runs on it"
+        return CheckResult(ADVICE, "data directory", text, "start it with zsq standby")
     if REGISTRY_NAME not in names:
         if not names - {"lock", "log", "lost+found"}:
             return CheckResult(OK, "data directory", f"{path} is empty")
@@ -240,15 +253,16 @@ def file_system(data_dir: Path, table: str | None = None) -> Iterator[CheckResul
         yield CheckResult(OK, "file system", text)
 
 
+def _size(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:,.1f} MiB"
+
+
 def space(data_dir: Path) -> Iterator[CheckResult]:
     path = there(data_dir)
     status = os.statvfs(path)
     free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     reserve = min(RESERVE_BYTES_MAX, total // RESERVE_SHARE)
-    text = (
-        f"{free / 2**30:,.1f} of {total / 2**30:,.1f} GiB free; publishing stops below "
-        f"{reserve / 2**30:,.2f} GiB"
-    )
+    text = f"{_size(free)} of {_size(total)} free; publishing stops below {_size(reserve)}"
     if free <= reserve:
         yield CheckResult(
             PROBLEM, "disk space", text, "free space: publishes are refused with E_DISK_FULL"
@@ -264,10 +278,11 @@ def space(data_dir: Path) -> Iterator[CheckResult]:
         yield CheckResult(OK, "disk space", text)
     if status.f_files and status.f_favail < 10_000:
         yield CheckResult(
-            ADVICE,
+            PROBLEM if status.f_favail < 10 else ADVICE,
             "disk space",
             f"only {status.f_favail:,} more files can be created",
-            "use a file system with more inodes: a topic has about ten files",
+            "remove files (df -i shows it), or use a file system with more inodes: a topic has "
+            "about ten files",
         )
 
 

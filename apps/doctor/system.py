@@ -8,6 +8,7 @@ nothing. `disk.py` checks the disk, `net.py` ports and brokers.
 from __future__ import annotations
 
 import ctypes
+import errno
 import re
 import resource
 import sys
@@ -56,12 +57,15 @@ def examined(checks: Mapping[str, Check]) -> list[CheckResult]:
         try:
             results += check()
         except Exception as error:  # the system may differ from what the checks expect
+            is_disk = isinstance(error, OSError) and error.errno == errno.EIO
             results.append(
                 CheckResult(
-                    ADVICE,
+                    PROBLEM if is_disk else ADVICE,
                     name,
                     f"the check failed: {error or type(error).__name__}",
-                    "check it by hand",
+                    "the disk fails: see dmesg, and docs/recovery.md, A lost disk"
+                    if is_disk
+                    else "check it by hand",
                 )
             )
     return results

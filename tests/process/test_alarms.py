@@ -288,6 +288,7 @@ def test_alarms_about_the_bucket_and_about_topics_are_in_the_same_list(
     wait_for(lambda: ("", "", "bucket") in rows(broker), 60, "the alarm about the bucket")
     (row,) = [row for row in stats(broker)["alarms"] if row["kind"] == "bucket"]
     assert row["text"] in zsq_command.run_text("--url", broker.ipc, "alarms").stdout
+    assert stats(broker)["health"].count("the bucket cannot be used") == 1
     (tmp_path / "away").rename(bucket)
     wait_for(lambda: ("", "", "bucket") not in rows(broker), 60, "the end of the alarm")
     with zsq.Admin(broker.ipc) as admin:
@@ -329,6 +330,16 @@ def test_a_topic_that_is_damaged_or_restarts_again_and_again_raises_an_alarm(
         wait_for(lambda: health() != "OK", 20, "the end of the topic's process")
     wait_for(lambda: "5 times or more within 5 minutes" in health(), 20, "a topic that is unwell")
     wait_for(lambda: ("restless", "", "health") in rows(broker), 20, "the alarm about restarts")
+
+
+def test_a_user_who_sees_no_alarms_of_the_broker_is_told_so(starts: Starts, tmp_path: Path) -> None:
+    access = tmp_path / "access.toml"
+    access.write_text('[anonymous]\npublish = ["t"]\n')
+    broker = starts("--access", str(access))
+    of_owner = zsq_command.run_text("--url", broker.ipc, "alarms")
+    assert (of_owner.stdout, of_owner.stderr) == ("no alarm is raised\n", "")
+    of_other = zsq_command.run_text("--url", broker.tcp, "alarms")
+    assert 'zsq: other alarms need the permission view = ["*"]' in of_other.stderr
 
 
 def process_of(broker: Broker, pid: int) -> str:

@@ -345,8 +345,9 @@ def test_a_taken_port_is_told(node: Broker, tmp_path: Path) -> None:
         with pytest.raises(
             AssertionError,
             match=f"cannot listen on http://127.0.0.1:{node.http}: Address already in use",
-        ):
+        ) as failed:
             other.start()
+        assert str(failed.value).count("Address already in use") == 1
     finally:
         other.close()
 

@@ -88,6 +88,7 @@ def test_a_handover_loses_nothing_and_can_be_done_again(pair: Pair) -> None:
     done = zsq_command.run_text("--url", pair.urls, "handover")
     assert done.returncode == 0, done.stderr
     assert "the standby is primary" in done.stdout
+    assert done.stderr == "", "what was planned is no warning"
     assert pair.read(pair.two.tcp) == list(range(51))
     pair.one.wait_said("this broker is a standby now: ")
     assert pair.one.process is not None
@@ -264,6 +265,11 @@ def test_a_standby_tells_over_http_what_it_does(pair: Pair) -> None:
     assert found["topics"] == 1
     assert "zsq_standby_following 1" in httpx.get(f"{base}/metrics").text
     assert json.loads(httpx.get(f"{base}/health").text)["state"] == "following"
+    found = json.loads(zsq_command.run_text("doctor", pair.two.data_dir, "--json").stdout)
+    about = {row["what"]: row for row in found["findings"]}
+    assert about["data directory"]["level"] == "ok"
+    assert "of a standby, its process is" in about["data directory"]["text"]
+    assert "broker" not in about
 
 
 def test_a_standby_stops_and_the_primary_goes_on_without_it(pair: Pair) -> None:

@@ -188,7 +188,8 @@ class _Deletion:
             count = f"{stages} stage{'s' * (stages > 1)}"
             text = f"{subject} has {count} of Spark jobs that are not committed"
             return Refused(
-                E_NOT_EMPTY, f"{text}; wait until they are dropped, or use force and lose them"
+                E_NOT_EMPTY,
+                f"{text}; wait until they are dropped, or use --force (force=True) and lose them",
             )
         if not left:
             return None
@@ -200,7 +201,7 @@ class _Deletion:
         )
         text = (
             f"{subject} has {left} messages that are not finished{self._by_channel(end)}; {drain}, "
-            f"or use force and lose them"
+            f"or use --force (force=True) and lose them"
         )
         return Refused(E_NOT_EMPTY, text)
 

@@ -265,8 +265,6 @@ class TopicGroup(TopicProcesses):
         self._registry = site.registry
         self._processes = site.processes
         self._starts = StartQueue(options.STARTS_MAX)
-        # An ephemeral channel whose process died is made again, and its restarts still count.
-        self._channel_restarts: dict[str, RestartIntensity] = {}
         self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic) and callback
         # The channels whose rows are being deleted. Requests for an ephemeral one wait, and get a
         # new channel afterwards.
@@ -670,7 +668,7 @@ class TopicGroup(TopicProcesses):
             f"{options.UNSTEADY_S / 60:g} minutes; the log says why"
             for whose, restarts in (
                 ("its", self.restarts),
-                *((f"channel {name}: its", past) for name, past in self._channel_restarts.items()),
+                *((f"channel {name}: its", past) for name, past in self.channel_restarts.items()),
             )
             if restarts.is_unsteady(now)
         ]
@@ -719,12 +717,12 @@ class TopicGroup(TopicProcesses):
     def _restart_channel(self, channel: str) -> None:
         now = time.monotonic_ns()
         if is_ephemeral(channel):  # forget the old failures of deleted channels
-            self._channel_restarts = {
+            self.channel_restarts = {
                 name: restarts
-                for name, restarts in self._channel_restarts.items()
+                for name, restarts in self.channel_restarts.items()
                 if name in self.channels or not restarts.is_past(now)
             }
-        restarts = self._channel_restarts.setdefault(channel, RestartIntensity())
+        restarts = self.channel_restarts.setdefault(channel, RestartIntensity())
         if restarts.may_restart(now):
             if is_ephemeral(channel):
                 self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
@@ -792,6 +790,7 @@ class TopicGroup(TopicProcesses):
         is_victim, self._is_victim = self._is_victim, False
         # The end of a shared host is not counted against the topics that did not cause it.
         if not final and (is_victim or self.restarts.may_restart(time.monotonic_ns())):
+            self.starts_again += 1
             self.start()
             return
         self._go("give_up")
@@ -1102,7 +1101,7 @@ class TopicGroup(TopicProcesses):
 
     def _drop_channel(self, channel: str, *, lost: bool = False) -> None:
         if not lost:
-            self._channel_restarts.pop(channel, None)
+            self.channel_restarts.pop(channel, None)
         self._starts.done(channel)
         self.channels.pop(channel, None)
         self._tell(channel, ZsqError(E_CLOSING, f"channel {channel!r} was deleted"))

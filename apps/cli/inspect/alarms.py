@@ -16,7 +16,7 @@ from ....actors.runtime.logs import escaped
 from ....transport.reports import AlarmEvent, AlarmReceiver, RaisedAlarm
 from ....transport.wire.answers import AuditEntry
 from ..options import with_admin, with_broker
-from ..output import json_lines_option, json_option, say, tell, tell_line
+from ..output import json_lines_option, json_option, say, say_prose, tell, tell_line
 from ..quantities import Seconds
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def alarms(context: click.Context, as_json: bool, url: str, timeout: float) -> N
     if as_json:
         tell(shown)
     else:
-        say(describe_alarms(shown))
+        say_prose(describe_alarms(shown))
+        if "disk" not in stats:
+            say('zsq: other alarms need the permission view = ["*"]', err=True)
 
 
 @alarms.command("ack")

@@ -18,7 +18,7 @@ from ....transport.message_object import MessageObject, as_object
 from ..manage.settings import resolved
 from ..message_ids import topic_of_id
 from ..options import with_admin, with_broker
-from ..output import body_for, json_option, say, tell
+from ..output import body_for, json_option, say, say_prose, tell
 from ..quantities import TopicPosition
 
 if TYPE_CHECKING:
@@ -171,7 +171,10 @@ def peek(topic: str, channel: str | None, count: int, as_json: bool, admin: Admi
     with contextlib.suppress(ZsqError):  # the user may peek, but not see the statistics
         topic_paused = not as_json and bool(admin.stats(topic)["topics"][0].get("paused"))
     for peeked in peek.messages:
-        say(json.dumps(_object(peeked)) if as_json else _line(peeked))
+        if as_json:
+            say(json.dumps(_object(peeked)))
+        else:
+            say_prose(_line(peeked), 14)
     if not as_json:
         say(_summary(topic, channel, peek, topic_paused), err=True)
 

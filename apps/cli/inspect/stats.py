@@ -33,6 +33,7 @@ from ..output import (
     figure,
     json_option,
     say,
+    say_prose,
     tell,
     wide_console,
 )
@@ -88,18 +89,34 @@ def stats(
         return
     console = wide_console()
     grids = [chunk_grid(str(topic), report)] if chunks else None
-    is_one = topic is not None and not chunks and len(report["topics"]) == 1
+    is_one = topic is not None and not chunks and len(report["topics"]) > 0
+    whole = in_whole(report, topic) if is_one and topic is not None else report
+    parts = 0 if whole is report else len(report["topics"])
     if not chunks:
-        more = about_one(report) if is_one else "" if topic else about_processes(report)
-        say(head(report) + more + nothing(report, topic))
-    for table in tables(report, processes, is_one, console.width, grids):
+        more = about_one(whole, parts) if is_one else "" if topic else about_processes(report)
+        say_prose((head(report) + more + nothing(report, topic)).rstrip("\n"))
+        if parts:
+            grids = [_topics(report, "parts"), *_of_channels(whole, console.width, is_one)]
+    for table in tables(whole, processes, is_one, console.width, grids):
         console.print(table)
     for line in [] if chunks else troubles(report):
-        say(line)
+        say_prose(line)
     if why := hidden(report, whole=topic is None and not chunks):
         say(why, err=True)
     for part, why in report.get("unanswered", {}).items():
         say(f"zsq: part {part} did not answer and is not shown: {why}", err=True)
+
+
+def in_whole(report: BrokerStats, topic: str) -> BrokerStats:
+    """Return the report with one row for a topic with parts, or as it is for any other topic."""
+    from ....transport.whole_topic import consumers, whole_topic
+
+    combined = whole_topic(report, topic)
+    if not combined.parts:
+        return report
+    for channel in combined.row["channels"]:
+        channel["clients"] = consumers(channel)
+    return {**report, "topics": [combined.row]}
 
 
 def hidden(report: BrokerStats, *, whole: bool) -> str:
@@ -148,8 +165,11 @@ def about_processes(report: BrokerStats) -> str:
     return f"{count} processes with {memory / 1e6:,.0f} MB, {restarts:,} restarts\n"
 
 
-def about_one(report: BrokerStats) -> str:
-    """Return the lines about the only topic, which need less room than a table."""
+def about_one(report: BrokerStats, parts: int = 0) -> str:
+    """Return the lines about the only topic, which need less room than a table.
+
+    `parts` is the number of its parts, or 0. Each has offsets of its own.
+    """
     (row,) = report["topics"]
     p99 = _latency(row, 0.99)[0]
     counts = [
@@ -157,7 +177,7 @@ def about_one(report: BrokerStats) -> str:
         f"{row['depth']:,} wait for a channel",
     ]
     speed = [
-        f"offsets {row['start']:,} to {row['head']:,}",
+        *([] if parts else [f"offsets {row['start']:,} to {row['head']:,}"]),
         f"{row['log_bytes']:,} bytes on disk",
         f"{_rate(row, 'message_count')}/s in",
         f"oldest {_age(row.get('oldest_message_age_s', 0))}",
@@ -167,11 +187,12 @@ def about_one(report: BrokerStats) -> str:
     rare = _rare("topic", [row])
     values: Mapping[str, object] = row
     more = [
-        f"{title} {_number(values.get(name))}"
+        f"{title} {values.get(name):,}"
         for name, title in zip(rare, _titles("topic", rare), strict=True)
         if values.get(name)
     ]
-    lines = [f"topic {row['topic_name']}: {_topic_state(row)}", ", ".join(counts), ", ".join(speed)]
+    name = f"{row['topic_name']}, {parts} parts" if parts else row["topic_name"]
+    lines = [f"topic {name}: {_topic_state(row)}", ", ".join(counts), ", ".join(speed)]
     return "\n".join([*lines, *([", ".join(more)] if more else []), ""])
 
 
@@ -243,16 +264,16 @@ def tables(
     a table (`about_one`), and its name is in no column.
     """
     if grids is None:
-        grids = [] if is_one else [_topics(report)]
-        grids += [
-            _channels(report, is_one),
-            _counted(report, is_one),
-            *_clients(report, width, is_one),
-        ]
+        grids = [] if is_one else [_topics(report, "topics")]
+        grids += _of_channels(report, width, is_one)
         # Without the permission, the broker sends the rows of processes without names.
         named = [row for row in report.get("processes", ()) if "name" in row]
         grids += [_processes(named)] if processes and named else []
     return [table for grid in grids for table in grid.tables(width)]
+
+
+def _of_channels(report: BrokerStats, width: int, is_one: bool) -> list[Grid]:
+    return [_channels(report, is_one), _counted(report, is_one), *_clients(report, width, is_one)]
 
 
 def chunk_grid(topic: str, chunks: Chunks) -> Grid:
@@ -314,7 +335,7 @@ def _number(value: object, unit: str = "") -> str | Figure:
     return str(value if value is not None else "")
 
 
-def _topics(report: BrokerStats) -> Grid:
+def _topics(report: BrokerStats, title: str) -> Grid:
     fields = (
         "depth",
         "message_count",
@@ -332,7 +353,7 @@ def _topics(report: BrokerStats) -> Grid:
     lag = ("bucket lag",) if ships else ()
     states = [_unusual(topic) for topic in report["topics"]]
     state = (_STATE,) if any(states) else ()
-    grid = Grid("topics", ("topic",), (*state, *names, *lag, "in/s", "oldest", "p99"))
+    grid = Grid(title, (title[:-1],), (*state, *names, *lag, "in/s", "oldest", "p99"))
     units = {row.name: "B" for row in rows_of("topic") if row.unit == "bytes"}
     for topic, words in zip(report["topics"], states, strict=True):
         speed = (

@@ -12,7 +12,7 @@ from ....transport.names import parts_text
 from ....transport.reports import BlockerRow, ChannelStats, TenantRow
 from ....transport.settings import CHANNEL, split_tags
 from ..options import confirm, with_admin, yes_option
-from ..output import json_lines_option, json_option, say, tell, tell_line
+from ..output import json_lines_option, json_option, say, say_facts, tell, tell_line
 from .settings import (
     CHANGEABLE,
     describe_channel,
@@ -117,7 +117,7 @@ def channel_set(topic: str, channel: str, as_json: bool, admin: Admin, **options
     if as_json:
         tell({"topic_name": topic, "channel_name": channel, "settings": settings})
     else:
-        say(describe_channel(topic, channel, settings))
+        say_facts(describe_channel(topic, channel, settings))
 
 
 @channel.command("show")
@@ -155,30 +155,30 @@ def channel_show(topic: str, channel: str, as_json: bool, admin: Admin) -> None:
         ", topic paused" if topic_row["paused"] else ""
     )
     parts = f", {count_parts(combined)}" if combined.parts else ""
-    say(
+    say_facts(
         f"channel    {topic}/{channel}{parts}, health {row['health']}{state}, "
         f"{row['client_count']:,} consumers"
     )
     if not combined.parts:
-        say(f"offsets    next {row['next_offset']} of {topic_row['head']}: {_waiting(row)}")
+        say_facts(f"offsets    next {row['next_offset']} of {topic_row['head']}: {_waiting(row)}")
     else:
-        say(f"messages   {_waiting(row)}")
+        say_facts(f"messages   {_waiting(row)}")
         for part, part_channel in combined.in_parts(channel):
             place = (
                 f"next {part_channel['next_offset']} of {part['head']}: {_waiting(part_channel)}"
             )
             health = "" if part_channel["health"] == "OK" else f", health {part_channel['health']}"
-            say(f"part       {part['topic_name']}, {place}{health}")
+            say_facts(f"part       {part['topic_name']}, {place}{health}")
         say_missing(combined)
     for part, part_channel in combined.in_parts(channel) if combined.parts else [(topic_row, row)]:
         for blocker in part_channel.get("blocked_by", ()):
             place = f"{part['topic_name']} " if combined.parts else ""
-            say(f"blocked by {place}{_blocker(blocker)}")
+            say_facts(f"blocked by {place}{_blocker(blocker)}")
     if since := row["limited_since_s"]:
-        say(f"limited    since {_local(since)}: max_rate withholds messages")
+        say_facts(f"limited    since {_local(since)}: max_rate withholds messages")
     for tenant in sorted(row["tenants"], key=lambda one: -one["waiting"])[:TENANTS_SHOWN]:
-        say(f"waiting    {_tenant(tenant)}")
-    say(describe_channel(topic, channel, row["settings"]))
+        say_facts(f"waiting    {_tenant(tenant)}")
+    say_facts(describe_channel(topic, channel, row["settings"]))
     if any(
         part_channel.get("settings") != row["settings"]
         for _, part_channel in combined.in_parts(channel)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -42,8 +44,10 @@ def handover(url: str, timeout: float, force: bool) -> None:
     """
     from ....transport.client.blocking.client import Admin
 
-    with Admin(url, timeout=timeout) as admin:
+    with Admin(url, timeout=timeout) as admin, contextlib.ExitStack() as waiting:
         before = _look(admin)
+        # From here on a broker that is away is what is awaited, or the error says why.
+        waiting.enter_context(_no_warnings())
         if not force:
             _check_standbys(admin, before.standbys)
         begun_s = time.monotonic()
@@ -76,6 +80,17 @@ def handover(url: str, timeout: float, force: bool) -> None:
         f"no broker is primary {wait_s:.0f} s after the command. If no standby takes over, the "
         f"former primary goes on after its patience: {CHECK}",
     )
+
+
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    log = logging.getLogger("zsq")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 class _Seen(NamedTuple):

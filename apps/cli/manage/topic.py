@@ -18,7 +18,7 @@ from ....transport.reports import TopicStats
 from ....transport.settings import SYNC_MODES, TOPIC
 from ..completion import topic_names
 from ..options import Stopping, confirm, stop_signals, with_admin, with_broker, yes_option
-from ..output import json_lines_option, json_option, say, tell, tell_line
+from ..output import json_lines_option, json_option, say, say_facts, tell, tell_line
 from ..quantities import Seconds
 from .channel import (
     and_missing,
@@ -255,8 +255,8 @@ def topic_set(topic: str, sync: str | None, as_json: bool, admin: Admin, **reten
     if as_json:
         tell({"topic_name": topic, **reply})
     else:
-        say(f"sync       {reply['sync']}")
-        say(describe(TOPIC, reply["settings"]))
+        say_facts(f"sync       {reply['sync']}")
+        say_facts(describe(TOPIC, reply["settings"]))
 
 
 @topic.command("show")
@@ -276,7 +276,7 @@ def topic_show(topic: str, as_json: bool, admin: Admin) -> None:
         )
         return
     which = count_parts(combined) if combined.parts else f"uuid {stats['uuid']}"
-    say(
+    say_facts(
         f"topic      {stats['topic_name']}, {which}, sync {stats['sync']}, health "
         f"{stats['health']}{', paused' if stats['paused'] else ''}"
     )
@@ -284,37 +284,37 @@ def topic_show(topic: str, as_json: bool, admin: Admin) -> None:
         if row["closed"]:
             part = f"{row['topic_name']} " if combined.parts else ""
             consumers = " and consumers" if row["closed"] == "consumers" else ""
-            say(f"closed     {part}to publishers{consumers}")
+            say_facts(f"closed     {part}to publishers{consumers}")
     if not combined.parts:
-        say(f"offsets    {stats['start']} to {stats['head']}")
+        say_facts(f"offsets    {stats['start']} to {stats['head']}")
     for row in combined.parts:
         health = "" if row["health"] == "OK" else f", health {row['health']}"
-        say(
+        say_facts(
             f"part       {row['topic_name']}, offsets {row['start']} to {row['head']}, "
             f"{row['log_bytes']:,} bytes on disk{health}"
         )
     say_missing(combined)
-    say(
+    say_facts(
         f"on disk    {stats['log_bytes']:,} bytes, {stats['finished_bytes']:,} of them finished "
         "by all channels"
     )
     if stats["held_by"]:
         # The parts name their own channels and offsets.
         where = "" if combined.parts else f", from offset {stats['held_offset']} on"
-        say(f"held       {stats['held_bytes']:,} bytes by channel {stats['held_by']}{where}")
+        say_facts(f"held       {stats['held_bytes']:,} bytes by channel {stats['held_by']}{where}")
     if stats["archived_chunks"] or stats["unarchived_bytes"]:
-        say(
+        say_facts(
             f"bucket     {stats['archived_bytes']:,} bytes in {stats['archived_chunks']:,} files; "
             f"{stats['unarchived_bytes']:,} bytes are not copied yet"
         )
     if stats.get("shipping", "off") != "off":
         end = "" if combined.parts else f": the bucket has all below offset {stats['shipped_end']}"
-        say(f"shipping   {stats['shipping']}{end}; lag {stats['ship_lag_s']:.1f} s")
+        say_facts(f"shipping   {stats['shipping']}{end}; lag {stats['ship_lag_s']:.1f} s")
     dropped = (
         f"up to {stats['dropped_count']:,} messages dropped unfinished (each channel counts its "
         "own)"
     )
-    say(f"removed    {stats['removed_bytes']:,} bytes since its process started; {dropped}")
+    say_facts(f"removed    {stats['removed_bytes']:,} bytes since its process started; {dropped}")
     settings = stats["settings"]
     # These lines are shown if they say something.
     lines = {
@@ -325,7 +325,7 @@ def topic_show(topic: str, as_json: bool, admin: Admin) -> None:
         or (row.line == "archive" and stats["archived_chunks"])
     }
     rows = [row for row in TOPIC if row.line in lines]
-    say(describe(rows, settings))
+    say_facts(describe(rows, settings))
 
 
 def _without_channels(row: TopicStats) -> dict[str, object]:

@@ -25,6 +25,7 @@ from ..manage.channel import of_parts, unused
 from ..manage.settings import SUBSCRIBING, given_settings, resolved, with_settings, with_start
 from ..options import followed, stop_signals, with_broker_followed
 from ..output import body_for, json_lines_option, say
+from ..quantities import Seconds
 
 if TYPE_CHECKING:
     from ....transport.client.blocking.client import Admin, Batch, Consumer
@@ -43,8 +44,8 @@ READY: Final = 2500
 @click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="Stop after N messages.")
 @click.option(
     "--idle",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
+    type=Seconds(),
+    metavar="TIME",
     help="Stop when no message has arrived for this long.",
 )
 @click.option(

@@ -272,6 +272,7 @@ def test_a_gateway_that_refuses_new_settings_is_not_killed(
     reloading.tick()
     assert (reloading.trouble(), double.killed, len(double.orders)) == ("", [], 2)
     assert "nsq gateway keeps its old settings: access.toml is not TOML" in caplog.text
+    assert "in force at all gateways, but not at nsq gateway" in caplog.text
 
 
 def test_a_storage_that_misses_a_reload_gets_it_again_and_is_not_killed(clock: Any) -> None:

@@ -214,23 +214,27 @@ def test_slips_of_the_pen_are_told_with_what_was_meant(
         assert said in capsys.readouterr().err, arguments
 
 
-def test_a_user_who_waits_for_a_broker_is_told_why(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as there:
-        there.bind(("127.0.0.1", 0))
-        url = f"tcp://127.0.0.1:{there.getsockname()[1]}"
-        options.hint(url)
-        assert f"no broker answers at {url} yet (Connection refused)" in capsys.readouterr().err
-        there.listen()
-        options.hint(url)
-        options.hint("tcp://:x")
-        assert capsys.readouterr().err == ""
-        with socket.socket() as closed:
-            closed.bind(("127.0.0.1", 0))
-            other = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
-            options.hint(f"{other},{url}")
-            assert capsys.readouterr().err == "", "one of the addresses answers"
-            options.hint(f"{other},{other}")
-            assert f"at {other},{other} yet (Connection refused)" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("what", "command"),
+    [
+        ("supervisor", ["stats"]),
+        ("topic t", ["pub", "t", "body"]),
+        ("supervisor", ["sub", "t", "c"]),
+    ],
+)
+def test_a_user_who_waits_for_a_broker_is_told_why_once(
+    what: str, command: list[str], capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+        assert app.run([*command, "--url", url, "--timeout", "1.5"]) == 3
+    (line,) = caplog.messages
+    assert line == f"{what}: no broker at {url} for 1 s (nothing listens); waiting for it"
+    (error,) = capfd.readouterr().err.splitlines()
+    assert error.startswith("zsq: E_TIMEOUT")
+    assert error.count("Check that `zsq serve` runs") == 1
 
 
 def test_work_in_many_steps_draws_seldom(monkeypatch: pytest.MonkeyPatch) -> None:

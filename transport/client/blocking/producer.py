@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ...block.block import MESSAGE_BYTES_MAX
-from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, from_wire, option
+from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, from_wire, in_command, option
 from ...settings import check_type
 from ...wire.address import DefaultTimeout
 from ...wire.addresses import Url, parse_all
@@ -364,7 +364,7 @@ class ProducerBase(ClientBase[_DriveT]):
 
     def _log_unfinished(self, engine: ProducerEngine, error: BaseException) -> None:
         """Log how many messages `close` leaves unconfirmed. The caller may drop its error."""
-        if engine.unfinished:
+        if engine.unfinished and not in_command():
             why = "was interrupted" if isinstance(error, KeyboardInterrupt) else "ends"
             log.warning("%s: close() %s: %s", self._client_name, why, engine.unfinished)
 

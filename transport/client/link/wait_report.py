@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Final
 
-from ...errors import E_UNREACHABLE, BrokerUnreachable, advice
+from ...errors import E_UNREACHABLE, BrokerUnreachable, advice, advice_in_log
 from ...wire import sockets
 from .link import AGAIN, Link
 from .link_host import LinkHost
@@ -112,11 +112,12 @@ class WaitReport:
             text = "%s: refused by the broker for %d s (%s); trying until it accepts"
             log.warning(text, targets, seconds, refusal)
             return
+        url = link.rotation.url if link.rotation.several else link.address.url
         log.warning(
-            "%s: no broker at %s for %d s (%s); waiting for it. %s",
+            "%s: no broker at %s for %d s (%s); waiting for it%s",
             targets,
-            link.rotation.url if link.rotation.several else link.address.url,
+            url,
             seconds,
-            link.why() or "no answer",
-            advice(),
+            link.why().removesuffix(f" at {url}") or "no answer",
+            advice_in_log(),
         )

@@ -4,6 +4,7 @@ machine.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -144,6 +145,11 @@ def test_a_check_that_fails_is_a_finding() -> None:
     assert [finding.level for finding in found] == [OK, ADVICE, OK], "what it had found stays"
     assert doctor.worst(found) == ADVICE
     assert doctor.worst([]) == OK
+
+    def disk_fails() -> Iterator[CheckResult]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    assert doctor.worst(doctor.examined({"data directory": disk_fails})) == PROBLEM
 
 
 # The disk
