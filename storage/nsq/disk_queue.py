@@ -396,8 +396,8 @@ class DiskQueue:
     def put_many(self, messages: Iterable[bytes]) -> int:
         """Append several messages with one sync at the end, and return their number.
 
-        Raises `DiskFull` if the disk becomes full. The error says how many messages were stored.
-        These are the first ones.
+        Raises `DiskFull` if the disk becomes full. The error says how many messages, the first
+        ones, were stored.
         """
         messages = list(messages)
         for message in messages:
@@ -471,9 +471,8 @@ class DiskQueue:
         """Remove the oldest message and return it.
 
         Returns None if there is no message within `timeout` seconds. With None or `math.inf`, it
-        waits without end, as go-diskqueue's ReadChan does. Raises `Unreadable` if the
-        operating system cannot read it now (for example, too many open files). Nothing is lost
-        then, and the next call tries again.
+        waits without end. Raises `Unreadable` if the operating system cannot read it now. Nothing
+        is lost then, and the next call tries again.
         """
         with self._lock:
             message = self._wait(timeout)
@@ -690,8 +689,8 @@ class DiskQueue:
     def close(self) -> None:
         """Sync and close the queue.
 
-        The queue is closed even if this raises an error. A second call does nothing. A call in a
-        process that was forked from the owner does nothing either.
+        The queue is closed even if this raises an error. A second call does nothing, and neither
+        does a call in a forked process.
         """
         if not self._lock.owned:
             return

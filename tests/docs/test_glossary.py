@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import zsq
-
 from .walking import ROOT
 
 TEXT = (ROOT / "docs" / "glossary.md").read_text()
@@ -23,10 +21,7 @@ def test_each_term_stands_there_once() -> None:
 
 
 def test_every_place_in_the_code_exists() -> None:
-    places = [place for row in ROWS for place in re.findall(r"`([a-zA-Z_./]+)`", row[2])]
-    assert len(places) > 25
-    for place in places:
-        if place.startswith("zsq."):
-            assert hasattr(zsq, place.removeprefix("zsq.")), place
-        else:
-            assert (ROOT / place).exists(), place
+    cells = [row[2] for row in ROWS if len(row) > 2]
+    places = [place for cell in cells for place in re.findall(r"`([a-zA-Z_./]+)`", cell)]
+    assert len(places) > 15
+    assert [place for place in places if not (ROOT / place).exists()] == []

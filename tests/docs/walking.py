@@ -5,6 +5,8 @@ and compares the output.
                    the background, and the test waits until it is ready.
     ```python      The block is run. If its first line is `# NAME.py`, it is saved under that name
                    instead.
+                   If its comment says `in one session`, one process runs all such blocks one after
+                   the other, with the names of those before, as in a notebook.
     ```js          The block begins with `// NAME.mjs`, and is saved under that name.
     ```text        The block is the standard output of the block before it. A line `...` stands for
                    any number of lines.
@@ -12,14 +14,15 @@ and compares the output.
                    folder. The blocks after it run the copy.
 
 A comment before a block gives the test further information: `<!-- test: not run, REASON -->`,
-`<!-- test: wants Java -->`, or `<!-- test: until "TEXT" -->` (the block is stopped by SIGTERM once
-it has written that text). The documentation's ports (4150, 4151, 4153, 4155) are replaced by free
-ones.
+`<!-- test: wants Java -->`, `<!-- test: in one session -->`, or `<!-- test: until "TEXT" -->` (the
+block is stopped by SIGTERM once it has written that text). The documentation's ports (4150, 4151,
+4153, 4155) are replaced by free ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import select
@@ -42,6 +45,20 @@ _BLOCK: Final = re.compile(
     r"(?:^<!-- test: (?P<said>[^\n]*) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+# Each line of the standard input is a block, as JSON. After its output comes a mark with a digit.
+_MARK: Final = "\0"
+_SESSION: Final = f"""
+import json, sys, traceback
+names = {{"__name__": "__main__"}}
+for line in sys.stdin:
+    failed = 0
+    try:
+        exec(compile(json.loads(line), "the block", "exec"), names)
+    except BaseException:
+        traceback.print_exc()
+        failed = 1
+    print(failed, end={_MARK!r}, flush=True)
+"""
 _FILE: Final = re.compile(r"(?:#|//) (\w+\.(?:py|mjs))\n")
 
 
@@ -85,6 +102,42 @@ def copy_package(folder: Path) -> None:
     shutil.copy2(ROOT / "scripts" / "clients.py", folder / "scripts")
 
 
+class Session:
+    """A process that runs blocks of Python one after the other, in one namespace."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        self._errors = (folder / "session-errors").open("w+b")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SESSION],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+
+    def run(self, text: str, patience_s: float) -> str:
+        """Run a block and return what it has written. Raise `AssertionError` if it fails."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        begin = self._errors.seek(0, os.SEEK_END)
+        self._process.stdin.write(json.dumps(text).encode() + b"\n")
+        self._process.stdin.flush()
+        out, _ = _read(self._process.stdout, _MARK.encode(), patience_s)
+        wrote = out.decode(errors="replace")
+        self._errors.seek(begin)
+        told = self._errors.read().decode(errors="replace")
+        assert wrote.endswith(f"0{_MARK}"), f"it wrote {wrote[-2000:]!r} and {told[-3000:]!r}"
+        return wrote.removesuffix(f"0{_MARK}")
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate(timeout=40)
+        self._errors.close()
+
+
 class Reader:
     """A reader with a shell, an empty folder, and the page."""
 
@@ -96,6 +149,7 @@ class Reader:
         self.other = free_port()  # of a door that a page adds
         self.said = ""  # the standard output of the last block
         self._brokers: list[subprocess.Popen[bytes]] = []
+        self._session: Session | None = None
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.env = os.environ | {
             "PATH": path,
@@ -131,6 +185,9 @@ class Reader:
             self._patch(text)
         elif block.kind in ("python", "js") and (name := _FILE.match(text)):
             (self.folder / name[1]).write_text(text)
+        elif block.kind == "python" and "in one session" in block.said:
+            self._session = self._session or Session(self.folder, self.env)
+            self.said = self._session.run(text, self.patience_s)
         elif block.kind == "python":
             self._run([sys.executable, "-c", text], block.said)
         elif block.serves:
@@ -239,6 +296,8 @@ class Reader:
 
     def close(self) -> None:
         """End every broker, however far the page went."""
+        if self._session is not None:
+            self._session.close()
         for broker in self._brokers:
             if broker.poll() is None:
                 broker.terminate()

@@ -160,7 +160,11 @@ def _cells(row: ScheduleRow) -> tuple[str, ...]:
 @click.option(
     "--header", "pairs", metavar="NAME=VALUE", multiple=True, help="New headers. Repeatable."
 )
-@unique_option
+@click.option(
+    "--unique",
+    type=click.Choice(UNIQUE),
+    help="Leave out due times while the last message waits, or is worked on.",
+)
 @json_option
 @with_admin
 def schedule_set(

@@ -66,9 +66,8 @@ class Received(Protocol):
 class Inbox:
     """The ids of messages that were handled, in a table of the user's database.
 
-    The id is the topic with its part, the channel, the offset, and the time of storing. The time
-    makes a difference after a topic was restored from a backup: then new messages may get the
-    offsets of others. `table`: the name of the table, which `create` makes.
+    The id is the topic with its part, the channel, the offset, and the time of storing. `table`:
+    the name of the table, which `create` makes.
     """
 
     def __init__(self, table: str = "zsq_inbox") -> None:
@@ -90,10 +89,8 @@ class Inbox:
         If the transaction is rolled back, so is the note. While another transaction handles the
         same message, PostgreSQL waits for its end, and other databases may raise their error for a
         lock or for a double key. Then roll back: the message is delivered again. Raises
-        `UsageError` if a connection to SQLite or PostgreSQL commits each statement.
-
-        `id`: an id from the message itself, such as an order number, in place of the offset. Then a
-        message that a producer published twice is handled once, too.
+        `UsageError` if a connection to SQLite or PostgreSQL commits each statement. `id`: an id
+        from the message itself, in place of topic, channel and offset.
         """
         if id is None:
             id = f"{message.offset}-{message.timestamp_ns}"
@@ -115,8 +112,7 @@ class Inbox:
     def clean(self, db: DatabaseConnection, keep: timedelta = KEPT) -> int:
         """Remove the ids of messages that were handled longer ago, and return their number.
 
-        A message that is delivered again after this time is handled again. So `keep` must be longer
-        than a consumer or the broker may be away, or a channel may be moved back.
+        A message that is delivered again after this time is handled again.
         """
         if keep < timedelta():
             raise UsageError(E_BAD_ARGUMENT, f"keep must be at least 0, not {keep}")
@@ -162,13 +158,13 @@ class Positions:
     ) -> Iterator[StoredMessage]:
         """Return the next messages, at most `count`, and move the position in this transaction.
 
-        Nothing is returned at the end of the topic. Commit to keep the position, with the work.
-        Until then it is locked: another worker with this name waits, or gets its database's error
-        for a lock. All messages count as handled, also those that the caller did not iterate over:
-        to stop earlier, roll back. Raises `DataLoss` if messages after the position no longer
-        exist, or if the topic was created again. With `skip_lost`, they are left out, and a new
-        topic is read from its oldest message. Raises `UsageError` if a connection to SQLite or
-        PostgreSQL commits each statement.
+        Nothing is returned at the end of the topic. Commit to keep the position. Until then it is
+        locked: another worker with this name waits, or gets its database's error for a lock. All
+        messages count as handled, also those that the caller did not iterate over: to stop earlier,
+        roll back. Raises `DataLoss` if messages after the position no longer exist, or if the topic
+        was created again. With `skip_lost`, they are left out, and a new topic is read from its
+        oldest message. Raises `UsageError` if a connection to SQLite or PostgreSQL commits each
+        statement.
         """
         if count < 1:
             raise UsageError(E_BAD_ARGUMENT, f"count must be at least 1, not {count}")

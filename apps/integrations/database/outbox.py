@@ -101,8 +101,7 @@ class Outbox:
     def create(self, db: DatabaseConnection) -> None:
         """Create the tables if they do not exist, in SQLite or PostgreSQL.
 
-        For other databases, create them as docs/databases.md shows, and call this once: it writes
-        the row of the state.
+        For other databases, see docs/databases.md.
         """
         dialect = dialect_of(db)
         with transaction(db):
@@ -146,9 +145,9 @@ class Outbox:
     ) -> None:
         """Add a message to the outbox in the current transaction.
 
-        The values of headers may be text, numbers, booleans or None, because the table has them as
-        JSON. `delay`: seconds or a timedelta from now, at most 366 days. The message stays in the
-        table until then. Raises `UsageError` for a bad name, or a message that is too large.
+        The values of headers may be text, numbers, booleans or None. `delay`: seconds or a
+        timedelta from now, at most 366 days. The message stays in the table until then. Raises
+        `UsageError` for a bad name, or a message that is too large.
         """
         check_stage_topic(topic)
         delay_ms = as_delay_ms(delay)
@@ -189,8 +188,8 @@ class Outbox:
 
         It returns when no such message waits, or after this number of `batches`. A batch has at
         most `count` messages (10,000 at most) and about 8 MiB. The connection must not be in a
-        transaction: this begins and commits its own ones. If it raises an error, nothing is lost:
-        call it again. `url`, `timeout`, `key_file`, `transport`: see `Producer`.
+        transaction. If it raises an error, nothing is lost: call it again. `url`, `timeout`,
+        `key_file`, `transport`: see `Producer`.
         """
         with _DrainClients(url, timeout, key_file, transport) as broker:
             return self._drain(db, broker, count, batches)
@@ -209,9 +208,8 @@ class Outbox:
     ) -> None:
         """Drain again and again until `stopped` returns True, such as `threading.Event().wait`.
 
-        It is called with `pause_s` after each drain: this is the time after which a new message is
-        published, at the latest. The connections to the broker stay open in between. An error ends
-        it. The other arguments are those of `drain`.
+        It is called with `pause_s` after each drain. The connections to the broker stay open in
+        between. An error ends it. The other arguments are those of `drain`.
         """
         with _DrainClients(url, timeout, key_file, transport) as broker:
             while True:
@@ -222,8 +220,8 @@ class Outbox:
     def renew(self, db: DatabaseConnection) -> None:
         """Begin a new series of batches. Call this after the database was restored from a backup.
 
-        Otherwise the numbers of batches repeat, and the broker would take new messages for old
-        ones. Messages in the restored table that were published before are published again.
+        Otherwise the broker would take new messages for old ones. Messages in the restored table
+        that were published before are published again.
         """
         with transaction(db):
             execute(db, f"update {self.state} set app = ?, batch = 0", (_app(),))

@@ -51,8 +51,7 @@ class AdminCalls(Asker):
         """Create a topic. Returns {"existed": True} if it existed and so was not changed.
 
         `sync`: always, bucket, interval, or never. With `parts`, the topic has that many parts at
-        the brokers of the cluster, in turn, or at `brokers` (numbers of brokers, see `cluster`). A
-        broker without a cluster has all parts itself.
+        the brokers of the cluster, in turn, or at `brokers` (their numbers, see `cluster`).
         """
         return await self._carry_out(
             administration.create_topic(topic, sync=sync, parts=parts, brokers=brokers, **settings)
@@ -61,9 +60,8 @@ class AdminCalls(Asker):
     async def add_parts(self, topic: str, count: int, *, brokers: Sequence[int] = ()) -> Added:
         """Add parts to a topic that has parts. Returns {"parts": how many it has now}.
 
-        They are at the brokers with the fewest parts of the topic, of all or of `brokers`.
-        Connected clients use them within a minute. Some keys move to the new parts, so the order of
-        a key is not kept across this change.
+        They are at the brokers with the fewest parts of the topic, of all or of `brokers`. Some
+        keys move to the new parts, so the order of a key is not kept across this change.
         """
         return await self._carry_out(administration.add_parts(topic, count, brokers=brokers))
 
@@ -71,8 +69,7 @@ class AdminCalls(Asker):
         """Begin to move a part, such as "clicks#3", to the broker with this number.
 
         With the number of the broker that has it, a move that has not begun is withdrawn. Returns
-        {"hold": how often the part was moved before}. `cluster` shows under `moves` what is not
-        completed.
+        {"hold": how often the part was moved before}. `cluster` shows open moves under `moves`.
         """
         return await self._carry_out(administration.move_part(part, broker))
 
@@ -80,16 +77,15 @@ class AdminCalls(Asker):
         """Remove a part that is closed to publishers, such as "clicks#3". See docs/parts.md.
 
         Raises `Refused` (E_NOT_EMPTY) while the part is open, or a channel has unfinished messages
-        in it, unless `force` is True. The last open part stays. Returns {"end": the offset at which
-        its log ended}. No part gets its number again.
+        in it, unless `force` is True. Returns {"end": the offset at which its log ended}.
         """
         return await self._carry_out(administration.remove_part(part, force=force))
 
     async def cluster(self, *, fresh: bool = False) -> ClusterAnswer:
         """Return the brokers of the cluster, and the topics with parts, as this broker knows them.
 
-        With `fresh`, it reads the directory first. A broker that belongs to no cluster returns
-        itself, without addresses, and its own topics with parts. Then `is_shared` is False.
+        With `fresh`, it reads the directory first. `is_shared` is False if the broker belongs to no
+        cluster.
         """
         return await self._carry_out(administration.cluster(fresh=fresh))
 
@@ -108,9 +104,7 @@ class AdminCalls(Asker):
     async def forget_broker(self, broker: int, *, force: bool = False) -> Nothing:
         """Let the other brokers have the parts of one that is gone for good. See docs/cluster.md.
 
-        They open them from its bucket, without what it had not shipped. It can never come back with
-        its data directory. Raises `Refused` (E_NOT_EMPTY) if it still ships, unless `force` is
-        True. A broker without parts is only left out from then on.
+        Raises `Refused` (E_NOT_EMPTY) if it still ships, unless `force` is True.
         """
         return await self._carry_out(administration.forget_broker(broker, force=force))
 
@@ -193,9 +187,9 @@ class AdminCalls(Asker):
     async def empty(self, topic: str, channel: str | None = None) -> Nothing:
         """Remove the waiting messages, so that they are never delivered.
 
-        With a channel, this removes its backlog. Without one, it removes only what no channel has
-        yet: the messages that wait for the topic's first channel, or until the topic is unpaused.
-        Delayed messages are cancelled if the topic has no channel, or only this one.
+        With a channel, this removes its backlog. Without one, it removes the messages that wait for
+        the topic's first channel, or until the topic is unpaused. Delayed messages are cancelled if
+        the topic has no channel, or only this one.
         """
         return await self._carry_out(administration.empty(topic, channel))
 
@@ -205,10 +199,9 @@ class AdminCalls(Asker):
         """Move a channel: back, to read messages again, or forward, to leave messages out.
 
         `where`: an offset, "earliest", "latest", or a time (datetime, or seconds since 1970 as
-        float), which means the first message that was stored then or later. The channel forgets the
-        messages that it holds, and all unfinished messages before the new place. With `forward` it
-        never moves back. A place beyond the topic's end raises `UsageError`. With `clamp`, it means
-        the end.
+        float). The channel forgets the messages that it holds, and all unfinished messages before
+        the new place. With `forward` it never moves back. A place beyond the topic's end raises
+        `UsageError`. With `clamp`, it means the end. See docs/channel-reference.md.
         """
         return await self._carry_out(
             administration.seek(topic, channel, where, forward=forward, clamp=clamp)
@@ -220,10 +213,9 @@ class AdminCalls(Asker):
         """Finish messages for a channel without a delivery, and return the offsets of those that it
         had not finished.
 
-        `offsets`: up to 1,000, of the topic or of one part. The messages may wait, be deferred, or
-        be with a consumer, whose answer then comes too late. One on its way to the dead letters is
-        not skipped. An ordered channel goes on with the next message of the key. With `preview`,
-        only return the offsets.
+        `offsets`: up to 1,000, of the topic or of one part. The messages may also be with a
+        consumer, whose answer then comes too late. One on its way to the dead letters is not
+        skipped. With `preview`, only return the offsets.
         """
         return await self._carry_out(administration.skip(topic, channel, offsets, preview=preview))
 
@@ -232,20 +224,19 @@ class AdminCalls(Asker):
     ) -> dict[str, list[int]]:
         """Cancel messages by their offsets: for one channel, or for all channels of the topic.
 
-        It is a `skip` of each channel. A consumer that holds such a message drops it, and a handler
-        that has begun it sees `message.cancelled`. Returns the offsets that each channel had not
-        finished, by the name of the channel. If it is interrupted, repeat it.
+        A consumer that holds such a message drops it, and a handler that has begun it sees
+        `message.cancelled`. Returns the offsets that each channel had not finished, by the name of
+        the channel. If it is interrupted, repeat it.
         """
         return await self._carry_out(administration.cancel(topic, offsets, channel=channel))
 
     async def revoke(self, topic: str, keys: str | Sequence[str]) -> Revoked:
         """Cancel all messages of a topic that were published with one of these revoke keys.
 
-        `keys`: one key, or up to 1,000. Delayed messages are removed at once. The channels that the
-        topic has now do not deliver the others any more, and count them in `cancelled_count` when
-        their turn comes. Consumers are told as by `cancel`. A message that is published later with
-        the same key is delivered. Returns {"delayed": the number of delayed messages that were
-        removed}.
+        `keys`: one key, or up to 1,000. Delayed messages are removed at once. The others are not
+        delivered any more. A message that is published later with the same key is delivered.
+        Returns {"delayed": the number of delayed messages that were removed}. See
+        docs/lifetimes.md.
         """
         return await self._carry_out(administration.revoke(topic, keys))
 
@@ -254,8 +245,7 @@ class AdminCalls(Asker):
 
         Other consumers get their messages at once, which use no attempt. A client that still runs
         subscribes again by itself: to keep it away, stop it, or take its permission. Returns
-        {"count": their number}. Raises `NotFound` if there is none. An `#ephemeral` channel ends
-        with its last consumer.
+        {"count": their number}. Raises `NotFound` if there is none.
         """
         return await self._carry_out(administration.disconnect(topic, channel, consumer))
 
@@ -296,8 +286,7 @@ class AdminCalls(Asker):
     async def delayed_cancel(self, topic: str, keys: Sequence[str]) -> list[bool]:
         """Cancel delayed messages by their keys (1,000 at most).
 
-        The result has one value for each key. False: it does not wait, or no longer. The
-        cancellation is durable when this returns.
+        The result has one value for each key. False: it does not wait, or no longer.
         """
         return await self._carry_out(administration.delayed_cancel(topic, keys))
 
@@ -325,13 +314,11 @@ class AdminCalls(Asker):
         """Publish `body` to `topic` at each due time of a cron expression. See docs/schedules.md.
 
         `name`: unique in the topic. `cron`: five fields, as in crontab. `timezone`: such as
-        "Europe/Berlin". `missed`: what is published of due times at which the broker was down:
-        "one" (the latest), "all" (the last 1,000), or "skip". `unique`: "while-waiting" or
-        "while-working" leaves out due times while the last message waits or is worked on. Returns
+        "Europe/Berlin". `missed`: what is published of missed due times: "one" (the latest), "all"
+        (the last 1,000), or "skip". `unique`: "while-waiting" or "while-working". Returns
         {"next_due_ns": the first due time}. Raises `UsageError` for a wrong expression or time
         zone, if the name exists (E_EXISTS), or if the broker lacks the extra `schedules`
-        (E_UNSUPPORTED). In a topic with parts, the schedule belongs to the part of `key`, or else
-        to that of its name.
+        (E_UNSUPPORTED).
         """
         return await self._carry_out(
             administration.schedule_add(
@@ -382,7 +369,7 @@ class AdminCalls(Asker):
     async def schedule_run(self, topic: str, name: str) -> Nothing:
         """Publish the message of a schedule once, now, also while it is paused.
 
-        The header `zsq-due` has the time of this call. The message is stored when this returns.
+        The message is stored when this returns.
         """
         return await self._carry_out(administration.schedule_run(topic, name))
 
@@ -413,9 +400,8 @@ class AdminCalls(Asker):
     async def unfinished(self, topic: str, channel: str) -> int:
         """Return the number of messages that a channel has not finished: 0 if it has nothing left.
 
-        These are the messages that wait (`depth` of `stats`), that consumers hold, that are
-        deferred, and that are on their way to the dead letters. Delayed messages that are not due
-        belong to the topic. Raises `Refused` while the channel is being started.
+        These are the messages that wait, that consumers hold, that are deferred, and that are on
+        their way to the dead letters. Raises `Refused` while the channel is being started.
         """
         return await self._carry_out(administration.unfinished(topic, channel))
 
@@ -425,11 +411,10 @@ class AdminCalls(Asker):
         """Return all topics and channels with the values that they last reported.
 
         The values are about a second old, or up to three minutes where nothing happens. The broker
-        asks no other process for them, so this is cheap. Returns {"version", "whole", "topics":
-        {name: (row, {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and
-        `channel_fields`, which name the values of a row in their order, and replaces all earlier
-        answers. With `since` set to a version, the answer has only the rows that changed after it,
-        and () as the row of a topic of which only channels changed.
+        asks no other process for them. Returns {"version", "whole", "topics": {name: (row,
+        {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and `channel_fields`, which
+        name the values of a row in their order. With `since` set to a version, the answer has only
+        the rows that changed after it, and () as the row of a topic of which only channels changed.
         """
         return await self._carry_out(
             administration.overview(since=since, processes=processes, alarms=alarms)
@@ -438,9 +423,9 @@ class AdminCalls(Asker):
     async def find_message(self, id: str) -> list[str]:
         """Return the names of the topics and parts that keep a message with this id.
 
-        An id is unique only in its topic. The brokers of parts elsewhere are asked one after the
-        other. Raises `UsageError` (E_LIMIT) if these are more than 20 parts, and `Refused`
-        (E_CLOSING) while topics that may have the message are being started.
+        An id is unique only in its topic. Raises `UsageError` (E_LIMIT) if the topics have more
+        than 20 parts at other brokers, and `Refused` (E_CLOSING) while topics that may have the
+        message are being started.
         """
         return await self._carry_out(administration.find_message(id))
 
@@ -449,9 +434,9 @@ class AdminCalls(Asker):
     ) -> FigureHistory:
         """Return values of a topic or channel over a day ("1d") or 30 days ("30d").
 
-        The broker writes them once a minute, so they survive a restart. Returns {"step_s",
-        "end_ms", "series": {name: values}}, with at most `points` (720) values each. Rates are
-        means. A backlog, a depth, and a latency are the largest of their time.
+        They survive a restart. Returns {"step_s", "end_ms", "series": {name: values}}, with at most
+        `points` (720) values each. Rates are means. A backlog, a depth, and a latency are the
+        largest of their time.
         """
         return await self._carry_out(
             administration.history(topic, channel, span=span, points=points)
@@ -498,8 +483,7 @@ class AdminCalls(Asker):
     async def ended(self, topic: str) -> int | None:
         """Return the offset at which the topic of this name that was deleted last has ended.
 
-        A topic that is created again begins there. Returns None if the broker knows of no deleted
-        topic of this name.
+        A topic that is created again begins there. Returns None if there is no such topic.
         """
         return await self._carry_out(administration.ended(topic))
 

@@ -196,15 +196,14 @@ class Reader(ReaderBase[Drive[RequestEngine]], Asker):
         """Return the messages from `start` to `end` (exclusive) as a stream of Arrow batches.
 
         The default is everything that the topic holds now. The batches are made while the caller
-        reads, so memory is bounded. The stream can be read once, by Polars, DuckDB, pandas or
-        PyArrow. See docs/dataframes.md.
+        reads, and the stream can be read once, by Polars, DuckDB, pandas or PyArrow. See
+        docs/dataframes.md.
 
-        - `columns`: The columns, in this order. All are `offset`, `timestamp` (microseconds, UTC),
-          `timestampType`, `topic`, `partition`, `key`, `tag`, `value` (the body), and `headers`,
-          with the names and types of Spark's. The default leaves out `timestampType`, `topic` and
-          `partition`.
-        - `on_data_loss`: As in `RangeReader`, whose errors the stream raises when it reaches
-          the place. With "warn", the log (`zsq`) gets a warning.
+        - `columns`: The columns, in this order. All are `offset`, `timestamp`, `timestampType`,
+          `topic`, `partition`, `key`, `tag`, `value` (the body), and `headers`. The default leaves
+          out `timestampType`, `topic` and `partition`.
+        - `on_data_loss`: As in `RangeReader`, whose errors the stream raises when it reaches the
+          place. With "warn", the log (`zsq`) gets a warning.
 
         Raises `UsageError` if pyarrow is not installed (`pip install 'zsq[arrow]'`).
         """

@@ -762,11 +762,10 @@ class Consumer(ConsumerBase[Drive[ConsumerEngine]], BlockingClient[Drive[Consume
         """Stop receiving, wait for iterations and handlers in other threads, and confirm the
         finishes.
 
-        Those that could not be confirmed are counted in a warning in the log. (`flush` raises
-        `LeaseLost` instead.) All other messages are returned to the channel at once, and answering
-        them raises `Refused`. If a handler of `run` calls `close`, it returns at once, and `run`
-        closes the consumer when its handlers have returned. `close` waits at most `timeout`
-        seconds, by default the consumer's timeout, or 30.
+        It waits at most `timeout` seconds, by default the consumer's timeout, or 30. Finishes that
+        could not be confirmed are counted in a warning in the log. All other messages are returned
+        to the channel, and answering them raises `Refused`. If a handler of `run` calls `close`, it
+        returns at once, and `run` closes the consumer when its handlers have returned.
         """
         drive = self._made
         if drive is None:

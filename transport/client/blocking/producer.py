@@ -176,8 +176,8 @@ class ReceiptView:
     def delayed_keys(self) -> list[str]:
         """Return the keys of all delayed messages of this publish that the broker has confirmed.
 
-        The list is also empty if the broker's answer was lost, and it no longer remembers the keys
-        when the block is sent again. `zsq delayed list` shows them in that case.
+        The list may be empty after a lost connection. `zsq delayed list` shows the keys in that
+        case.
         """
         keys = []
         for pending in self._blocks():
@@ -374,32 +374,29 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
 
     In a topic with parts, a message with a key goes to the part of its key. All others go to the
     parts in turn. A producer is thread-safe. After a fork, the child process opens its own
-    connections and has its own producer id.
+    connections.
 
     - `url`: The address of the broker, tcp://host:4153 or ipc:///DATA_DIR/run. The default is
       $ZSQ_URL, else tcp://127.0.0.1:4153. For a broker with a standby, give both addresses, as a
-      list or with commas between them: the client uses the one that is the primary, see
-      docs/connections.md.
+      list or with commas between them, see docs/connections.md.
     - `linger_ms`: With 0, each publish is durable when it returns. With a larger value, a publish
       returns at once, and messages are collected into blocks until this time has passed, or until
       `batch_count` or `batch_bytes` is reached. `Receipt.wait` and `flush` wait until they are
-      durable. A program that ends in order sends what lingers, see docs/edges.md.
+      durable.
     - `timeout`: The seconds that a call waits for the broker, including reconnects. None or
-      `math.inf` means no limit. While a call waits, the log (`zsq`) gets a warning after 1 s, after
-      10 s, and then every minute. A block that is sent again is never stored twice. If `url` names
+      `math.inf` means no limit. While a call waits, the log (`zsq`) gets warnings. If `url` names
       this machine and nothing listens there, a producer with the default timeout raises
-      `BrokerUnreachable` after 1 s, unless it has reached a broker before. To wait for a broker
-      that is being started, give a timeout.
+      `BrokerUnreachable` after 1 s, unless it has reached a broker before.
     - `when_full`: What a publish does while the topic's bound is reached or the disk is full:
-      "fail" raises an error at once, "wait" waits up to `timeout`. Memory is bounded in both cases:
-      with a `linger_ms` above 0, a publish waits while 16 MiB of messages wait to be sent.
+      "fail" raises an error at once, "wait" waits up to `timeout`. With a `linger_ms` above 0, a
+      publish also waits while 16 MiB of messages wait to be sent.
     - `create`: Create a topic that does not exist, unless the broker forbids it (`zsq serve
       --auto-create`). With False, a publish to it raises `NotFound`.
     - `key_file`: The file that `zsq keys client` wrote, for a gateway with encryption. The default
       is $ZSQ_KEY_FILE.
     - `transport`: With "auto", a client of the broker's user on its machine talks to the broker's
-      processes directly over ipc, if there is no access control. That is faster. "tcp" always uses
-      the gateway. The default is $ZSQ_TRANSPORT, else "auto".
+      processes directly over ipc, if there is no access control. "tcp" always uses the gateway. The
+      default is $ZSQ_TRANSPORT, else "auto".
     """
 
     _keeper = "zsq producer"
@@ -422,18 +419,13 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
         """Publish one message.
 
         `delay`: seconds or a timedelta (at most 366 days). The message is added to the topic after
-        this time, never earlier. It is sent at once, also with a `linger_ms`. Its receipt has a
-        `delayed_key` instead of an offset.
-
-        `expires_in`: seconds or a timedelta, above the delay. No handler begins the message later
-        than this after the broker got it. `revoke_key`: a text of at most 256 bytes, by which
-        `Admin.revoke` cancels the message. See docs/lifetimes.md.
-
-        `dedupe_id`, `unique_key`: text or bytes of at most 256 bytes. Nothing is stored if a
-        message with this id was published within the topic's `dedupe_window_s`, or while an earlier
-        message with this key waits (`unique` "while-waiting") or is also worked on
-        ("while-working"). The receipt then has the offset of that message and `duplicate` True. See
-        docs/dedupe.md.
+        this time, never earlier, and its receipt has a `delayed_key` instead of an offset. It is
+        sent at once, also with a `linger_ms`. `expires_in`: seconds or a timedelta, above the
+        delay, and `revoke_key`: a text of at most 256 bytes, by which `Admin.revoke` cancels the
+        message, see docs/lifetimes.md. `dedupe_id`, `unique_key`: text or bytes of at most 256
+        bytes. `unique`: "while-waiting" or "while-working". If an earlier message has the id or
+        holds the key, nothing is stored, and the receipt has the offset of that message and
+        `duplicate` True, see docs/dedupe.md.
 
         Raises `UsageError` for a bad name or a message that is too large, `Refused` if the broker
         cannot accept it now, and `BrokerUnreachable` after the timeout.
@@ -493,9 +485,11 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
         `key`, `tag`: one value for all messages. `keys`, `tags`, `dedupe_ids`: one for each, or
         None. `headers`: one mapping for all, or a sequence with one for each. `delay`,
         `expires_in`, `revoke_key`: those of all messages, see `publish`. With `wait=False` this
-        returns when the messages are queued. If a message is over the limit of a broker that this
-        producer has reached before, `UsageError` is raised and nothing is sent. If the broker
-        refuses a message later, only that message fails, and the error says how many failed.
+        returns when the messages are queued.
+
+        If a message is over the limit of a broker that this producer has reached before,
+        `UsageError` is raised and nothing is sent. If the broker refuses a message later, only that
+        message fails, and the error says how many failed.
         """
         delay_ms = as_delay_ms(delay)
         if expires_in is not None or revoke_key is not None:
@@ -530,7 +524,7 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
         """Wait until everything that was published is durable.
 
         Raises an error if messages failed and no call has raised that yet, with the code of the
-        first failure, and how many messages of which topics failed, and why.
+        first failure, how many messages of which topics failed, and why.
         """
         drive = self._made
         if drive is not None:
@@ -540,8 +534,8 @@ class Producer(ProducerBase[Drive[ProducerEngine]], BlockingClient[Drive[Produce
         """Flush, then close the producer.
 
         The flush waits at most `timeout` seconds, by default the producer's timeout, but at most 10
-        s. If messages are not confirmed by then, the log has a warning with their number, and the
-        error of the flush is raised after the producer is closed.
+        s. If messages are not confirmed by then, the error of the flush is raised after the
+        producer is closed.
         """
         drive = self._leave()
         if drive is None:

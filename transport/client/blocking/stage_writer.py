@@ -132,10 +132,9 @@ class StageWriter(BlockingClient[Drive[StageEngine]]):
     def push(self, block: Block, *, has_key: bool = False) -> None:
         """Add a block to the stage and send it, for example one of `Fetched.blocks`.
 
-        Its messages keep their lifetimes. With `has_key`, its one message keeps its unique key,
-        which the commit must name. Do not change the block's columns afterwards. The call returns
-        at once while the window has room, and otherwise waits. Raises `NotFound` if the stage no
-        longer exists.
+        With `has_key`, its one message keeps its unique key, which the commit must name. Do not
+        change the block's columns afterwards. The call returns at once while the window has room,
+        and otherwise waits. Raises `NotFound` if the stage no longer exists.
         """
         drive = self._drive()
         with drive.lock:
@@ -319,10 +318,9 @@ class StageCommitter(Asker):
 
         None in `parts` (an empty partition) is left out. Returns {"first_offset", "messages",
         "repeated"}, see `Committed`. The commit is durable when this returns. With `after`, it
-        raises `Refused` (E_SEQUENCE) if the app's last version is another one (-1: none), so that
-        two writers that continue at the same version cannot both commit. Raises `NotFound` if a
-        part no longer exists (aborted, or unused for too long), and `UsageError` if a part does not
-        match its description, or if there are too many.
+        raises `Refused` (E_SEQUENCE) if the app's last version is another one (-1: none). Raises
+        `NotFound` if a part no longer exists (aborted, or unused for too long), and `UsageError` if
+        a part does not match its description, or if there are too many.
         """
         answer: Committed = self._carry_out(ask(_commit(app, version, parts, kind, after=after)))
         return answer
@@ -348,8 +346,7 @@ class StageCommitter(Asker):
         """Drop all stages of the transaction, and also `stages`.
 
         With an empty `app`, this drops only `stages`. After the commit, a call changes nothing.
-        Returns {"dropped": the number of stages, "committed": True if the transaction is
-        committed, "version": the last committed version of the app, or -1}.
+        Returns {"dropped", "committed", "version"}, see `Aborted`.
         """
         if app:
             check_transaction(app, version, "app")

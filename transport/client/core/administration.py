@@ -116,8 +116,7 @@ def create_topic(
     """Create a topic. Returns {"existed": True} if it existed and so was not changed.
 
     `sync`: always, bucket, interval, or never. With `parts`, the topic has that many parts at
-    the brokers of the cluster, in turn, or at `brokers` (numbers of brokers, see `cluster`). A
-    broker without a cluster has all parts itself.
+    the brokers of the cluster, in turn, or at `brokers` (their numbers, see `cluster`).
     """
     check_name(topic)
     _check_sync(sync)
@@ -139,9 +138,8 @@ def create_topic(
 def add_parts(topic: str, count: int, *, brokers: Sequence[int] = ()) -> Asking[Added]:
     """Add parts to a topic that has parts. Returns {"parts": how many it has now}.
 
-    They are at the brokers with the fewest parts of the topic, of all or of `brokers`.
-    Connected clients use them within a minute. Some keys move to the new parts, so the order of
-    a key is not kept across this change.
+    They are at the brokers with the fewest parts of the topic, of all or of `brokers`. Some
+    keys move to the new parts, so the order of a key is not kept across this change.
     """
     check_name(topic)
     return ask_admin(
@@ -153,8 +151,7 @@ def move_part(part: str, broker: int) -> Asking[Moving]:
     """Begin to move a part, such as "clicks#3", to the broker with this number.
 
     With the number of the broker that has it, a move that has not begun is withdrawn. Returns
-    {"hold": how often the part was moved before}. `cluster` shows under `moves` what is not
-    completed.
+    {"hold": how often the part was moved before}. `cluster` shows open moves under `moves`.
     """
     _check_part(part, "moved")
     return ask_admin(MovePartRequest(part, broker=_check_broker(broker)))
@@ -164,8 +161,7 @@ def remove_part(part: str, *, force: bool = False) -> Asking[PartRemoved]:
     """Remove a part that is closed to publishers, such as "clicks#3". See docs/parts.md.
 
     Raises `Refused` (E_NOT_EMPTY) while the part is open, or a channel has unfinished messages
-    in it, unless `force` is True. The last open part stays. Returns {"end": the offset at which
-    its log ended}. No part gets its number again.
+    in it, unless `force` is True. Returns {"end": the offset at which its log ended}.
     """
     _check_part(part, "removed")
     return ask_admin(RemovePartRequest(part, force=force))
@@ -174,8 +170,8 @@ def remove_part(part: str, *, force: bool = False) -> Asking[PartRemoved]:
 def cluster(*, fresh: bool = False) -> Asking[ClusterAnswer]:
     """Return the brokers of the cluster, and the topics with parts, as this broker knows them.
 
-    With `fresh`, it reads the directory first. A broker that belongs to no cluster returns
-    itself, without addresses, and its own topics with parts. Then `is_shared` is False.
+    With `fresh`, it reads the directory first. `is_shared` is False if the broker belongs to no
+    cluster.
     """
     return ask_admin(ClusterRequest(fresh=fresh))
 
@@ -197,9 +193,7 @@ def drain_broker(broker: int, *, undo: bool = False, concurrency: int = 1) -> As
 def forget_broker(broker: int, *, force: bool = False) -> Asking[Nothing]:
     """Let the other brokers have the parts of one that is gone for good. See docs/cluster.md.
 
-    They open them from its bucket, without what it had not shipped. It can never come back with
-    its data directory. Raises `Refused` (E_NOT_EMPTY) if it still ships, unless `force` is
-    True. A broker without parts is only left out from then on.
+    Raises `Refused` (E_NOT_EMPTY) if it still ships, unless `force` is True.
     """
     return ask_admin(ForgetBrokerRequest(broker=_check_broker(broker), force=force))
 
@@ -314,9 +308,9 @@ def unpause(topic: str, channel: str | None = None) -> Asking[Nothing]:
 def empty(topic: str, channel: str | None = None) -> Asking[Nothing]:
     """Remove the waiting messages, so that they are never delivered.
 
-    With a channel, this removes its backlog. Without one, it removes only what no channel has
-    yet: the messages that wait for the topic's first channel, or until the topic is unpaused.
-    Delayed messages are cancelled if the topic has no channel, or only this one.
+    With a channel, this removes its backlog. Without one, it removes the messages that wait for
+    the topic's first channel, or until the topic is unpaused. Delayed messages are cancelled if
+    the topic has no channel, or only this one.
     """
     return ask_admin(EmptyRequest(*_names(topic, channel)))
 
@@ -327,10 +321,9 @@ def seek(
     """Move a channel: back, to read messages again, or forward, to leave messages out.
 
     `where`: an offset, "earliest", "latest", or a time (datetime, or seconds since 1970 as
-    float), which means the first message that was stored then or later. The channel forgets the
-    messages that it holds, and all unfinished messages before the new place. With `forward` it
-    never moves back. A place beyond the topic's end raises `UsageError`. With `clamp`, it means
-    the end.
+    float). The channel forgets the messages that it holds, and all unfinished messages before
+    the new place. With `forward` it never moves back. A place beyond the topic's end raises
+    `UsageError`. With `clamp`, it means the end. See docs/channel-reference.md.
     """
     offset, time_ns = seek_place(where)
     return ask_admin(
@@ -346,10 +339,9 @@ def skip(
     """Finish messages for a channel without a delivery, and return the offsets of those that it
     had not finished.
 
-    `offsets`: up to 1,000, of the topic or of one part. The messages may wait, be deferred, or
-    be with a consumer, whose answer then comes too late. One on its way to the dead letters is
-    not skipped. An ordered channel goes on with the next message of the key. With `preview`,
-    only return the offsets.
+    `offsets`: up to 1,000, of the topic or of one part. The messages may also be with a
+    consumer, whose answer then comes too late. One on its way to the dead letters is not
+    skipped. With `preview`, only return the offsets.
     """
     if not all(type(offset) is int for offset in offsets):
         raise UsageError(E_BAD_ARGUMENT, f"offsets must be whole numbers, not {[*offsets]!r:.60}")
@@ -363,9 +355,9 @@ def cancel(
 ) -> Asking[dict[str, list[int]]]:
     """Cancel messages by their offsets: for one channel, or for all channels of the topic.
 
-    It is a `skip` of each channel. A consumer that holds such a message drops it, and a handler
-    that has begun it sees `message.cancelled`. Returns the offsets that each channel had not
-    finished, by the name of the channel. If it is interrupted, repeat it.
+    A consumer that holds such a message drops it, and a handler that has begun it sees
+    `message.cancelled`. Returns the offsets that each channel had not finished, by the name of
+    the channel. If it is interrupted, repeat it.
     """
     channels = [channel]
     if channel is None:
@@ -382,11 +374,10 @@ def cancel(
 def revoke(topic: str, keys: str | Sequence[str]) -> Asking[Revoked]:
     """Cancel all messages of a topic that were published with one of these revoke keys.
 
-    `keys`: one key, or up to 1,000. Delayed messages are removed at once. The channels that the
-    topic has now do not deliver the others any more, and count them in `cancelled_count` when
-    their turn comes. Consumers are told as by `cancel`. A message that is published later with
-    the same key is delivered. Returns {"delayed": the number of delayed messages that were
-    removed}.
+    `keys`: one key, or up to 1,000. Delayed messages are removed at once. The others are not
+    delivered any more. A message that is published later with the same key is delivered.
+    Returns {"delayed": the number of delayed messages that were removed}. See
+    docs/lifetimes.md.
     """
     wanted = (keys,) if isinstance(keys, str) else tuple(keys)
     return ask_admin(RevokeRequest(check_name(topic), keys=wanted))
@@ -397,8 +388,7 @@ def disconnect(topic: str, channel: str, consumer: str) -> Asking[Disconnected]:
 
     Other consumers get their messages at once, which use no attempt. A client that still runs
     subscribes again by itself: to keep it away, stop it, or take its permission. Returns
-    {"count": their number}. Raises `NotFound` if there is none. An `#ephemeral` channel ends
-    with its last consumer.
+    {"count": their number}. Raises `NotFound` if there is none.
     """
     answer = yield from ask_admin(DisconnectRequest(*_names(topic, channel), consumer=consumer))
     if not answer["count"]:
@@ -453,8 +443,7 @@ def delayed_count(topic: str) -> Asking[DelayedCount]:
 def delayed_cancel(topic: str, keys: Sequence[str]) -> Asking[list[bool]]:
     """Cancel delayed messages by their keys (1,000 at most).
 
-    The result has one value for each key. False: it does not wait, or no longer. The
-    cancellation is durable when this returns.
+    The result has one value for each key. False: it does not wait, or no longer.
     """
     answer = yield from ask_admin(CancelDelayedRequest(check_name(topic), keys=tuple(keys)))
     return [*cast("Sequence[bool]", answer["cancelled"])]
@@ -489,13 +478,11 @@ def schedule_add(
     """Publish `body` to `topic` at each due time of a cron expression. See docs/schedules.md.
 
     `name`: unique in the topic. `cron`: five fields, as in crontab. `timezone`: such as
-    "Europe/Berlin". `missed`: what is published of due times at which the broker was down:
-    "one" (the latest), "all" (the last 1,000), or "skip". `unique`: "while-waiting" or
-    "while-working" leaves out due times while the last message waits or is worked on. Returns
+    "Europe/Berlin". `missed`: what is published of missed due times: "one" (the latest), "all"
+    (the last 1,000), or "skip". `unique`: "while-waiting" or "while-working". Returns
     {"next_due_ns": the first due time}. Raises `UsageError` for a wrong expression or time
     zone, if the name exists (E_EXISTS), or if the broker lacks the extra `schedules`
-    (E_UNSUPPORTED). In a topic with parts, the schedule belongs to the part of `key`, or else
-    to that of its name.
+    (E_UNSUPPORTED).
     """
     key_bytes, _, _ = as_attributes(key, tag, headers)
     request = AddScheduleRequest(
@@ -554,7 +541,7 @@ def schedule_set(
 def schedule_run(topic: str, name: str) -> Asking[Nothing]:
     """Publish the message of a schedule once, now, also while it is paused.
 
-    The header `zsq-due` has the time of this call. The message is stored when this returns.
+    The message is stored when this returns.
     """
     return _about_schedule(RunScheduleRequest(topic, name=name))
 
@@ -596,9 +583,8 @@ def topics() -> Asking[dict[str, list[str]]]:
 def unfinished(topic: str, channel: str) -> Asking[int]:
     """Return the number of messages that a channel has not finished: 0 if it has nothing left.
 
-    These are the messages that wait (`depth` of `stats`), that consumers hold, that are
-    deferred, and that are on their way to the dead letters. Delayed messages that are not due
-    belong to the topic. Raises `Refused` while the channel is being started.
+    These are the messages that wait, that consumers hold, that are deferred, and that are on
+    their way to the dead letters. Raises `Refused` while the channel is being started.
     """
     answer = yield from ask_stats(topic, channel)
     total = 0
@@ -623,11 +609,10 @@ def overview(
     """Return all topics and channels with the values that they last reported.
 
     The values are about a second old, or up to three minutes where nothing happens. The broker
-    asks no other process for them, so this is cheap. Returns {"version", "whole", "topics":
-    {name: (row, {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and
-    `channel_fields`, which name the values of a row in their order, and replaces all earlier
-    answers. With `since` set to a version, the answer has only the rows that changed after it,
-    and () as the row of a topic of which only channels changed.
+    asks no other process for them. Returns {"version", "whole", "topics": {name: (row,
+    {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and `channel_fields`, which
+    name the values of a row in their order. With `since` set to a version, the answer has only
+    the rows that changed after it, and () as the row of a topic of which only channels changed.
     """
     return ask_admin(OverviewRequest(since=since, processes=processes, alarms=alarms))
 
@@ -635,9 +620,9 @@ def overview(
 def find_message(id: str) -> Asking[list[str]]:
     """Return the names of the topics and parts that keep a message with this id.
 
-    An id is unique only in its topic. The brokers of parts elsewhere are asked one after the
-    other. Raises `UsageError` (E_LIMIT) if these are more than 20 parts, and `Refused`
-    (E_CLOSING) while topics that may have the message are being started.
+    An id is unique only in its topic. Raises `UsageError` (E_LIMIT) if the topics have more
+    than 20 parts at other brokers, and `Refused` (E_CLOSING) while topics that may have the
+    message are being started.
     """
     node, offset = parse_id(id)
     if node is None:
@@ -680,9 +665,9 @@ def history(
 ) -> Asking[FigureHistory]:
     """Return values of a topic or channel over a day ("1d") or 30 days ("30d").
 
-    The broker writes them once a minute, so they survive a restart. Returns {"step_s",
-    "end_ms", "series": {name: values}}, with at most `points` (720) values each. Rates are
-    means. A backlog, a depth, and a latency are the largest of their time.
+    They survive a restart. Returns {"step_s", "end_ms", "series": {name: values}}, with at most
+    `points` (720) values each. Rates are means. A backlog, a depth, and a latency are the
+    largest of their time.
     """
     return ask_admin(HistoryRequest(*_names(topic, channel), span=span, points=points))
 
@@ -734,8 +719,7 @@ def chunks(topic: str) -> Asking[Chunks]:
 def ended(topic: str) -> Asking[int | None]:
     """Return the offset at which the topic of this name that was deleted last has ended.
 
-    A topic that is created again begins there. Returns None if the broker knows of no deleted
-    topic of this name.
+    A topic that is created again begins there. Returns None if there is no such topic.
     """
     answer = yield from ask_admin(EndedRequest(check_name(topic)))
     return answer["ended"]

@@ -8,8 +8,7 @@ has answered it. Whatever else a handler or a callback does is a failure of this
   `on_error`, or logs the exception, and requeues the message after `requeue_delay`. When five have
   failed in a row, the consumer [backs off](consumers.md#how-a-consumer-backs-off) as a whole.
 - **It fails for the last time:** with `max_attempts`, the channel makes the message a dead letter.
-  With `retries`, `run` rejects the message, before the next handler begins if the last one ended
-  with its process.
+  With `retries`, `run` rejects it.
 - **It raises `zsq.RetryAfter`**, also in a group of exceptions that has nothing else: `run` puts
   the message off, as `Message.defer` does, without `on_error`.
 - **A signal handler of the program, or Ctrl-C, interrupts it** with `SystemExit` or
@@ -23,16 +22,15 @@ has answered it. Whatever else a handler or a callback does is a failure of this
 - **A call would run nothing**, because it is a generator function or, in a blocking consumer, a
   coroutine function: `run` raises `UsageError` before it takes a message.
 - **It sets a context variable:** this ends with the message. Each one is handled in a copy of the
-  context in which `run` was called, with its `on_error` and `requeue_delay`.
+  context in which `run` was called.
 - **It kills its process:** the channel delivers its messages to another consumer.
 - **It never ends:** it occupies its thread or task, and the message is delivered again when its
-  lease ends. After SIGTERM, `run` waits for it. A second SIGTERM, half a second later or more,
-  ends the program, unless the program handles it.
+  lease ends. After SIGTERM, `run` waits for it. A second SIGTERM, half a second later or more, ends
+  the program, unless the program handles it.
 - **It blocks the event loop for longer than two heartbeats (asyncio):** the broker gives the
   messages of this consumer to others. Use `asyncio.to_thread`, or a blocking consumer.
 - **`on_error` raises, or `requeue_delay` raises or returns no delay:** the log gets the errors, and
-  the message is requeued, with the channel's backoff if there is no delay. A delay above 366 days
-  counts as 366 days.
+  the message is requeued, with the channel's backoff if there is no delay.
 """
 
 from __future__ import annotations
