@@ -116,10 +116,14 @@ class StoreFailed(StorageError):
 
 
 class ShortWrite(OSError):
-    """A write that stored only the first `written` bytes of its data."""
+    """A write that stored only the first `written` bytes of its data.
 
-    def __init__(self, written: int) -> None:
-        super().__init__(f"only {written} bytes were written")
+    Its errno is ENOSPC: a file takes a part of a write only if there is no room for the rest.
+    """
+
+    def __init__(self, written: int, path: str = "") -> None:
+        text = f"no space left: only {written} bytes were written"
+        super().__init__(errno.ENOSPC, text, *([path] if path else []))
         self.written = written
 
 

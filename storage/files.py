@@ -57,7 +57,7 @@ class Files:
         """
         written = os.pwritev(fd, buffers, position)
         if written != sum(map(len, buffers)):
-            raise ShortWrite(written)
+            raise ShortWrite(written, os.readlink(f"/proc/self/fd/{fd}"))
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
         """Read `size` bytes, or fewer at the end of the file."""

@@ -282,3 +282,27 @@ def test_a_stopped_broker_is_copied_as_it_lies(tmp_path: Path) -> None:
         assert Topic(again, "a").bodies() == [b"one"]
         with zsq.Admin(again.ipc) as admin:
             assert admin.stats("a")["topics"][0]["delayed_count"] == 1
+
+
+def test_a_backup_without_room_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+    """A bound on the size of a file stands for a disk that takes only a part of a write."""
+    with Broker(tmp_path / "data") as broker:
+        with zsq.Producer(broker.ipc) as producer:
+            producer.publish_many("t", [bytes(50_000)] * 10)
+        target = tmp_path / "backup"
+        ended = subprocess.run(
+            [
+                "sh",
+                "-c",
+                'ulimit -f 200; exec "$@"',
+                "sh",
+                *command("backup", broker.data_dir, target),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("zsq: ENOSPC no space left: only ")
+    assert f" bytes were written: {tmp_path}/" in ended.stderr
+    assert not target.exists()

@@ -78,7 +78,9 @@ def alarms_ack(topic: str, channel: str, kind: str, seconds: float, admin: Admin
     Receivers are not told of a silenced alarm, and the console does not count it. This survives a
     restart of the broker.
     """
-    admin.alarm_ack(topic, channel, kind=kind, seconds=seconds)
+    raised = admin.alarm_ack(topic, channel, kind=kind, seconds=seconds)["count"]
+    if not raised:
+        say("silenced: no such alarm is raised now, and none will be told for this time")
 
 
 @alarms.command("unack")
