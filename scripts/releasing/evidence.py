@@ -33,7 +33,7 @@ HEAD: Final = "| name | test | result | command | date, commit, time |\n|---|---
 GAP: Final = r"(?s:.*?)"
 ACKNOWLEDGED: Final = r"(acknowledged [\d,]+ messages, lost \d+)"
 KILLS: Final = (
-    rf"{ACKNOWLEDGED}.*?(stored twice \d+){GAP}(finishes confirmed [\d,]+)"
+    rf"{ACKNOWLEDGED}.*?(stored twice \d+){GAP}(finishes confirmed [\d,]*\d)"
     r".*?(come again after a confirmed one \d+)"
 )
 CUTS: Final = rf"(cycles \d+){GAP}{ACKNOWLEDGED}"
