@@ -36,6 +36,8 @@ settings.register_profile(
 # A test that gives the gateway's URL must use the gateway. Without this setting, clients of the
 # same user would connect to the topics directly. tests/process/test_direct.py tests that.
 os.environ["ZSQ_TRANSPORT"] = "tcp"
+# pytest-xdist sets the width of its terminal, and `zsq` would break its lines there.
+os.environ.pop("COLUMNS", None)
 # A JVM of Spark lives for a minute or two in a test. In that time the optimizing compiler and the
 # parallel garbage collector cost more than they gain: half of the processor time of those tests.
 os.environ.setdefault(

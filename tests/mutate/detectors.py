@@ -24,9 +24,10 @@ Parents = dict[ast.AST, ast.AST]
 Detector = Callable[[ast.AST, Parents], str | None]
 
 _LIMIT: Final = re.compile(
-    r"_?[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|_?\w+_(max|min|limit)|_?limit|_?credit_bytes|room"
+    r"_?[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|_?\w+_(max|min|limit)|_?(max|min)_\w+|_?limit"
+    r"|_?credit_bytes|room"
 )
-_LEAST: Final = re.compile(r"\w*(_MIN|_LOW|_min|_low)")
+_LEAST: Final = re.compile(r"\w*(_MIN|_LOW|_min|_low)|_?min_\w+")
 _MEASURE: Final = re.compile(r"\w*(HEADER|TRAILER|FOOTER|LENGTH|HEAD|COPY|ENTRY)_BYTES|\w*DIGITS")
 _LEASES: Final = frozenset(
     {
@@ -245,8 +246,8 @@ def sequence(node: ast.AST, parents: Parents) -> str | None:
 
 
 def bound(node: ast.AST, parents: Parents) -> str | None:
-    """Detect a comparison with a limit: a named constant, or a name that ends in `_max`, `_min` or
-    `limit`.
+    """Detect a comparison with a limit: a named constant, or a name such as `max_bytes`, `rows_max`
+    or `limit`.
     """
     if not isinstance(node, ast.Compare) or _at_import(node, parents):
         return None
