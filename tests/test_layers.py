@@ -305,7 +305,7 @@ def circle_of(arrows: Mapping[str, AbstractSet[str]]) -> list[str]:
 
 HACKING_MARK: Final = (
     "`python tests/test_layers.py` writes the tables from here on. "
-    "Which rooms a room may import is in the table `ROOMS_MAY_IMPORT` of that file."
+    "Which rooms a room may import is in\nthe table `ROOMS_MAY_IMPORT` of that file."
 )
 
 
