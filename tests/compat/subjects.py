@@ -289,6 +289,15 @@ def check_put_off(broker: Broker, facts: Facts) -> None:
             message.finish(sync=True)
 
 
+HANDLER: Final[dict[str, Any]] = {}
+exec(
+    compile(
+        "def handle(attempts):\n    raise ValueError(f'attempt {attempts}')\n", "handler.py", "exec"
+    ),
+    HANDLER,
+)
+
+
 def make_dead(broker: Broker) -> Facts:
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel(
@@ -298,8 +307,10 @@ def make_dead(broker: Broker) -> Facts:
         with zsq.Consumer("dead", "work", url=broker.ipc) as consumer:
             for message in received(consumer, 3):
                 try:
-                    raise ValueError(f"attempt {message.attempts}")
+                    HANDLER["handle"](message.attempts)
                 except ValueError as error:
+                    # Without this frame, which would name the folder of whoever makes the fixture.
+                    error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                     if message.body == b"rejected":
                         message.reject(error)
                     else:
