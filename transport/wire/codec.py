@@ -39,9 +39,10 @@ NESTED_MAX: Final = 32  # the most levels of lists and maps in a protocol messag
 # The most lists and maps in a value of a database, a file or an object.
 VALUE_CONTAINERS_MAX: Final = 1_000_000
 _SMALL_BYTES: Final = 1024
-_FIRST_BYTES: Final = 32  # an array's head, an opcode and a request have at most 17 bytes
+_FIRST_BYTES: Final = 13  # an array's head, an opcode and a request have at most so many
 _UINT8: Final = 0xCC  # the first byte of such a number in msgpack
 _UINT16: Final = 0xCD
+_UINT_BYTES: Final = {_UINT8: 1, _UINT16: 2, 0xCE: 4, 0xCF: 8}  # bytes that follow the first one
 # Each list and each map begins with one of these bytes.
 _NESTING: Final = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 # The control frames of these messages have at most OPTIONS_BYTES_MAX bytes.
@@ -173,17 +174,19 @@ def request_of(frame: Any) -> int:
     So a client that is newer than the broker learns which of its requests the broker does not know.
     A word that this version does not know has its request first, see "Versions" in PROTOCOL.md.
     """
-    unpacker = msgpack.Unpacker(use_list=False)
-    unpacker.feed(bytes(frame[:_FIRST_BYTES]))
-    try:
-        unpacker.read_array_header()
-        op, request = unpacker.unpack(), unpacker.unpack()
-    except (ValueError, msgpack.exceptions.UnpackException):
+    head = bytes(frame[:_FIRST_BYTES])
+    op = opcode(head)
+    known = WORDS.get(op)
+    if not op or (known is not None and field_names(known)[:1] != ("request",)):
         return 0
-    known = WORDS.get(op) if type(op) is int else None
-    if known is not None and field_names(known)[:1] != ("request",):
-        return 0
-    return request if type(request) is int and request >= 0 else 0
+    at = 2 if op < 0x80 else 3 if op <= 0xFF else 4
+    # It is read by hand. msgpack would also make the lists and maps that a hostile peer puts here.
+    first = head[at] if at < len(head) else 0
+    size = _UINT_BYTES.get(first, 0)
+    digits = head[at + 1 : at + 1 + size]
+    if first < 0x80:
+        return first
+    return int.from_bytes(digits, "big") if size and len(digits) == size else 0
 
 
 def _too_large(name: str, size: int) -> UsageError:

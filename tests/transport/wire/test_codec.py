@@ -241,6 +241,36 @@ def test_a_list_takes_memory_for_what_is_there(unpack: Callable[[bytes], Any]) -
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize(
+    ("frame", "request_number"),
+    [
+        (b"\x92\x7f\x07", 7),
+        (b"\x93\x7f\xcc\xc8\xa1x", 200),
+        (b"\x92\x7f\xcd\x01\x00", 256),
+        (b"\x92\x7f\xce\x00\x01\x11\x71", 70_001),
+        (b"\x92\xcd\x27\x10\xcf" + (1 << 40).to_bytes(8, "big"), 1 << 40),  # opcode 10,000
+        (b"\x92\xcc\xfe\x07", 7),  # opcode 254
+        (codec.encode(Done(9, {})) + b"garbage", 9),
+        (b"\x93\x14\x01\x02", 0),  # Hello has no request
+        (b"\x91\x7f", 0),
+        (b"\x92\x7f\xce\x00\x01", 0),  # cut
+        (b"\x92\x7f\xff", 0),  # -1
+        (b"\x92\x7f\xdd\x05\xff\xff\xff", 0),  # a list of 100 million, of which none is there
+        (b"\x92\x7f" + b"\x81" * 50, 0),
+        (b"\x92\x00\x07", 0),
+        (b"garbage", 0),
+        (b"", 0),
+    ],
+)
+def test_the_request_of_a_frame_that_is_refused_is_found(frame: bytes, request_number: int) -> None:
+    assert codec.request_of(memoryview(frame)) == request_number
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_make_a_request_that_cannot_be_answered(frame: bytes) -> None:
+    codec.encode(Done(codec.request_of(frame), {}))
+
+
 def test_lists_of_rows_are_cut_to_a_size_and_say_how_many_are_left_out() -> None:
     rows = [{"name": "x" * 100, "number": number} for number in range(1_000)]
     found: Any = codec.fitting({"clients": rows, "bins": [1, 2, 3], "count": 1_000}, 10_000)
