@@ -29,6 +29,13 @@ _FILE_MODE: Final = 0o600
 _FOLDER_MODE: Final = 0o700
 
 
+def _path_of(fd: int) -> str:
+    """Return the path of an open file, or "" where /proc is not mounted."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}")
+    return ""
+
+
 class Files:
     """The real operating system.
 
@@ -57,7 +64,7 @@ class Files:
         """
         written = os.pwritev(fd, buffers, position)
         if written != sum(map(len, buffers)):
-            raise ShortWrite(written, os.readlink(f"/proc/self/fd/{fd}"))
+            raise ShortWrite(written, _path_of(fd))
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
         """Read `size` bytes, or fewer at the end of the file."""
