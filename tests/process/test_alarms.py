@@ -359,6 +359,10 @@ def test_receivers_do_not_hear_of_a_silenced_alarm_until_the_silence_ends(
             assert admin.alarm_ack("t", "quiet", seconds=3600) == {"count": 0}
             for kind in ("depth", "age_s", "held_bytes", "dead_letters", "health", "free_bytes"):
                 assert admin.alarm_ack("other", kind=kind, seconds=3600) == {"count": 0}
+            later = zsq_command.run_text(
+                "alarms", "ack", "later", "--for", "1h", ZSQ_URL=broker.ipc
+            )
+            assert later.stdout.startswith("no such alarm is raised now; one that is raised within")
             with pytest.raises(zsq.UsageError, match=r"must be one of depth, .*not 'dpeth'"):
                 admin.alarm_ack("other", kind="dpeth", seconds=3600)
             publish(broker, "t", 5)

@@ -80,7 +80,7 @@ def alarms_ack(topic: str, channel: str, kind: str, seconds: float, admin: Admin
     """
     raised = admin.alarm_ack(topic, channel, kind=kind, seconds=seconds)["count"]
     if not raised:
-        say("silenced: no such alarm is raised now, and none will be told for this time")
+        say("no such alarm is raised now; one that is raised within this time is silenced")
 
 
 @alarms.command("unack")
