@@ -71,7 +71,7 @@ EXIT_NOT_PRIMARY: Final = 100
 # A process that fails by an exception says so. Of another end the supervisor is told nothing,
 # because the processes are children of the forkserver.
 NO_REASON: Final = (
-    " and gave no reason: it crashed or was killed, such as for lack of memory (`dmesg` says so)"
+    " and gave no reason: it crashed or was killed (if memory ran out, `dmesg` says so)"
 )
 
 
